@@ -1,0 +1,223 @@
+"""Messages between a frontend and the scheduler."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated
+
+import msgspec
+
+from protocol.base import Count, Name, Text, Wire
+from protocol.requests import MAX_CHOICES, Choice, Grammar, Reasoning, Sampling
+from protocol.session import Ping, Pong, Unwelcome
+
+
+class Hello(Wire, frozen=True, tag=1):
+    """A frontend opens a session."""
+
+    nonce: int
+    instance: int
+    oldest_version: Count
+    newest_version: Count
+
+
+class Submit(Wire, frozen=True, tag=2):
+    """One prompt and its choices, admitted or rejected as one; each choice gets exactly one finish or reject."""
+
+    choices: Annotated[tuple[Choice, ...], msgspec.Meta(min_length=1, max_length=MAX_CHOICES)]
+    model: Name
+    tokens: bytes
+    """The prompt's u32 token ids."""
+    max_tokens: Count
+    """Most output tokens, those of a resume included."""
+    sampling: Sampling = Sampling()
+    stop_ids: bytes = b""
+    """u32 ids that end the output: the model's end tokens (absent under ignore_eos) and the client's."""
+    block_hashes: bytes = b""
+    """16 bytes per full prompt block; empty disables prefix reuse."""
+    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+    """Lower runs earlier."""
+    tenant: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    remaining_ms: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """Time left of the request's total deadline; None is no deadline."""
+    salt: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
+    grammar: Grammar | None = None
+    reasoning: Reasoning | None = None
+    adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
+
+
+class Abort(Wire, frozen=True, tag=3):
+    """End these choices: exact ids, idempotent, legal in any state; answered by a finish unless already finished."""
+
+    rids: tuple[int, ...]
+
+
+class Credit(Wire, frozen=True):
+    """What a frontend may still submit before it must answer 429 itself."""
+
+    requests: Count
+    tokens: Count
+
+
+class Limits(Wire, frozen=True):
+    """Bounds a frontend checks before it sends."""
+
+    max_choices: Count
+    max_queue_requests: Count
+    max_queue_tokens: Count
+
+
+class ModelInfo(Wire, frozen=True):
+    """One registered model, as its groups described it."""
+
+    name: Name
+    tokenizer_digest: bytes
+    numerics_digest: bytes
+    vocab_size: Count
+    context: Count
+    """Effective context in tokens: min(config, pool - watermark) over the model's groups."""
+    block_size: Count
+    max_ids_per_row: Count
+    ready_groups: Count
+
+
+class Welcome(Wire, frozen=True, tag=33):
+    """The session is open; the nonce is the one of the Hello it answers."""
+
+    nonce: int
+    epoch: int
+    session: int
+    version: Count
+    models: tuple[ModelInfo, ...]
+    limits: Limits
+    credit: Credit
+
+
+class FinishReason(IntEnum):
+    """Why a choice ended, as far as a scheduler can tell."""
+
+    STOP = 1
+    """A stop id was sampled; it is the last id and ``detail_id`` names it."""
+    LENGTH = 2
+    """max_tokens or the context is used up."""
+    ABORT = 3
+    DEADLINE = 4
+    ERROR = 5
+    """The row failed in the engine; ``message`` says how."""
+    GRAMMAR = 6
+
+
+class Finish(Wire, frozen=True):
+    """The end of one choice. Travels in the same frame as the choice's last ids."""
+
+    rid: int
+    reason: FinishReason
+    count: Count
+    """Output ids the choice has in total, those of a resume included."""
+    stop_id: int = -1
+    message: Text = ""
+
+
+class Started(Wire, frozen=True):
+    """A choice was admitted to a group for the first time in this session."""
+
+    rid: int
+    group: Name
+    cached_tokens: Count
+
+
+class Frame(Wire, frozen=True, tag=34):
+    """All that one step of one group means to one frontend: at most one per (step, frontend).
+
+    The arrays have one row per choice that got ids; ``ids`` is their concatenation in row order.
+    """
+
+    group: Annotated[str, msgspec.Meta(max_length=256)]
+    """Empty for a frame that no step caused (an abort of a queued request)."""
+    step: int
+    rids: bytes = b""
+    """u64[rows]"""
+    first: bytes = b""
+    """u32[rows]: index, within the choice's output, of the first id here."""
+    counts: bytes = b""
+    """u8[rows]"""
+    ids: bytes = b""
+    """u32[sum(counts)]"""
+    finishes: tuple[Finish, ...] = ()
+    started: tuple[Started, ...] = ()
+    logprobs: bytes = b""
+
+
+class RejectCode(IntEnum):
+    """Why a Submit was not taken."""
+
+    OVERLOADED = 1
+    INVALID = 2
+    UNSUPPORTED = 3
+    UNKNOWN_MODEL = 4
+    NEVER_FITS = 5
+    UNAVAILABLE = 6
+    DRAINING = 7
+
+
+class Reject(Wire, frozen=True, tag=35):
+    """A Submit was not taken; none of its choices will get anything else."""
+
+    rids: tuple[int, ...]
+    code: RejectCode
+    message: Text
+    retry_after_ms: Count = 0
+
+
+class GroupLoad(Wire, frozen=True):
+    """One group's pools and counters; counters restart with the scheduler."""
+
+    group: Name
+    model: Name
+    ready: bool
+    blocks_total: Count
+    blocks_used: Count
+    blocks_cached: Count
+    requests_running: Count
+    requests_waiting: Count
+    """Requests placed on this group and not admitted; 0 while all waiting is central."""
+    preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    steps: int
+    step_us: int
+    """Summed duration of all steps, microseconds, as workers measured them."""
+
+
+class Load(Wire, frozen=True, tag=36):
+    """The scheduler's state: sent about every 250 ms while it changes, every second otherwise."""
+
+    credit: Credit
+    requests_running: Count
+    requests_waiting: Count
+    waiting_tokens: Count
+    frames_dropped: int
+    groups: tuple[GroupLoad, ...]
+
+
+class ModelUp(Wire, frozen=True, tag=37):
+    """A model has a (new) ready group, or its description changed."""
+
+    model: ModelInfo
+
+
+class ModelDown(Wire, frozen=True, tag=38):
+    """The last ready group of a model is gone; its requests wait for a relaunch."""
+
+    name: Name
+    reason: Text
+
+
+class Drain(Wire, frozen=True, tag=39):
+    """The scheduler stops taking requests and ends what runs within this time."""
+
+    remaining_ms: Count
+
+
+FrontendToScheduler = Hello | Submit | Abort | Ping
+SchedulerToFrontend = Welcome | Unwelcome | Frame | Reject | Load | ModelUp | ModelDown | Pong | Drain

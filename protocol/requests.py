@@ -1,0 +1,86 @@
+"""What a frontend asks for: the structs inside ``Submit`` that travel on, unchanged, to a worker."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from protocol.base import Count, Wire
+
+MAX_IDS_PER_ROW = 8
+"""Most token ids a row of a step may return."""
+
+MAX_CHOICES = 256
+"""Most choices of one Submit; a list of prompts times n is bounded by the same number in a frontend."""
+
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+
+
+class Sampling(Wire, frozen=True):
+    """How tokens are chosen. The defaults are neutral: plain sampling at temperature 1.
+
+    The fields after ``min_tokens`` are declared for later features; a scheduler rejects other values than the
+    defaults until its workers honour them.
+    """
+
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 1.0
+    """0 is argmax; ties go to the lowest id."""
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Count = 0
+    """0 is off."""
+    min_p: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=100.0)] = 1.0
+    min_tokens: Count = 0
+    """Stop ids are not sampled before this many output tokens."""
+    logprobs: Annotated[int, msgspec.Meta(ge=-1, le=20)] = -1
+    """Alternatives reported per output token; -1 is no logprobs at all."""
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=20)] = -1
+    logit_bias: bytes = b""
+    """Pairs of (token id u32, bias f32), little endian."""
+    allowed_ids: bytes = b""
+    """Token ids u32; empty allows all."""
+    bad_words: tuple[bytes, ...] = ()
+    """Each a sequence of token ids u32 that must not be completed."""
+
+    def uses_only_what_workers_honour(self) -> bool:
+        """False when a field that no worker honours yet is not neutral."""
+        return (self.logprobs, self.prompt_logprobs, self.logit_bias, self.allowed_ids, self.bad_words) == (
+            -1,
+            -1,
+            b"",
+            b"",
+            (),
+        )
+
+
+class Grammar(Wire, frozen=True):
+    """A constraint on the output, compiled by the worker leader."""
+
+    kind: Annotated[str, msgspec.Meta(pattern="^(json_schema|json_object|regex|choice|lark)$")]
+    source: Annotated[str, msgspec.Meta(max_length=65536)]
+
+
+class Reasoning(Wire, frozen=True):
+    """Where thinking starts and ends in token ids, and how long it may last."""
+
+    start_ids: bytes
+    end_ids: bytes
+    starts_inside: bool = False
+    budget: int = -1
+    """Most thinking tokens; -1 is no limit."""
+    forced_end_ids: bytes = b""
+
+
+class Choice(Wire, frozen=True):
+    """One output sequence of a Submit."""
+
+    rid: int
+    seed: int
+    """u64; the noise for (seed, position, token id) is a pure function, see the sampler."""
+    resume: bytes = b""
+    """u32 ids already received by the frontend, held-back text included; the next index is their count."""
+    suspicion: Count = 0
+    """Group deaths this choice was part of; kept over a resume."""

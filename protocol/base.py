@@ -6,6 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+U64 = Annotated[int, msgspec.Meta(ge=0)]
+"""An id or a counter of up to 64 bits; msgpack itself has no larger integers."""
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 """A size, a length or an index that fits u32."""
 

@@ -8,7 +8,7 @@ import msgspec
 
 from protocol.base import Wire
 from protocol.frontend import FrontendToScheduler, SchedulerToFrontend
-from protocol.worker import LauncherToScheduler, SchedulerToLauncher, SchedulerToLeader, WorkerSideToScheduler
+from protocol.worker import SchedulerToLauncher, SchedulerToLeader, WorkerSideToScheduler
 
 MessageT = TypeVar("MessageT")
 
@@ -45,4 +45,3 @@ scheduler_to_frontend: Decoder[SchedulerToFrontend] = Decoder(SchedulerToFronten
 worker_side_to_scheduler: Decoder[WorkerSideToScheduler] = Decoder(WorkerSideToScheduler)
 scheduler_to_leader: Decoder[SchedulerToLeader] = Decoder(SchedulerToLeader)
 scheduler_to_launcher: Decoder[SchedulerToLauncher] = Decoder(SchedulerToLauncher)
-launcher_to_scheduler: Decoder[LauncherToScheduler] = Decoder(LauncherToScheduler)

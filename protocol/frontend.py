@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from protocol.base import Count, Name, Text, Wire
+from protocol.base import U64, Count, Name, Text, Wire
 from protocol.requests import MAX_CHOICES, Choice, Grammar, Reasoning, Sampling
 from protocol.session import Ping, Pong, Unwelcome
 
@@ -15,8 +15,8 @@ from protocol.session import Ping, Pong, Unwelcome
 class Hello(Wire, frozen=True, tag=1):
     """A frontend opens a session."""
 
-    nonce: int
-    instance: int
+    nonce: U64
+    instance: U64
     oldest_version: Count
     newest_version: Count
 
@@ -49,7 +49,7 @@ class Submit(Wire, frozen=True, tag=2):
 class Abort(Wire, frozen=True, tag=3):
     """End these choices: exact ids, idempotent, legal in any state; answered by a finish unless already finished."""
 
-    rids: tuple[int, ...]
+    rids: tuple[U64, ...]
 
 
 class Credit(Wire, frozen=True):
@@ -84,9 +84,9 @@ class ModelInfo(Wire, frozen=True):
 class Welcome(Wire, frozen=True, tag=33):
     """The session is open; the nonce is the one of the Hello it answers."""
 
-    nonce: int
-    epoch: int
-    session: int
+    nonce: U64
+    epoch: U64
+    session: U64
     version: Count
     models: tuple[ModelInfo, ...]
     limits: Limits
@@ -110,7 +110,7 @@ class FinishReason(IntEnum):
 class Finish(Wire, frozen=True):
     """The end of one choice. Travels in the same frame as the choice's last ids."""
 
-    rid: int
+    rid: U64
     reason: FinishReason
     count: Count
     """Output ids the choice has in total, those of a resume included."""
@@ -121,7 +121,7 @@ class Finish(Wire, frozen=True):
 class Started(Wire, frozen=True):
     """A choice was admitted to a group for the first time in this session."""
 
-    rid: int
+    rid: U64
     group: Name
     cached_tokens: Count
 
@@ -134,7 +134,7 @@ class Frame(Wire, frozen=True, tag=34):
 
     group: Annotated[str, msgspec.Meta(max_length=256)]
     """Empty for a frame that no step caused (an abort of a queued request)."""
-    step: int
+    step: U64
     rids: bytes = b""
     """u64[rows]"""
     first: bytes = b""
@@ -163,7 +163,7 @@ class RejectCode(IntEnum):
 class Reject(Wire, frozen=True, tag=35):
     """A Submit was not taken; none of its choices will get anything else."""
 
-    rids: tuple[int, ...]
+    rids: tuple[U64, ...]
     code: RejectCode
     message: Text
     retry_after_ms: Count = 0
@@ -181,11 +181,11 @@ class GroupLoad(Wire, frozen=True):
     requests_running: Count
     requests_waiting: Count
     """Requests placed on this group and not admitted; 0 while all waiting is central."""
-    preemptions: int
-    prompt_tokens: int
-    generation_tokens: int
-    steps: int
-    step_us: int
+    preemptions: U64
+    prompt_tokens: U64
+    generation_tokens: U64
+    steps: U64
+    step_us: U64
     """Summed duration of all steps, microseconds, as workers measured them."""
 
 
@@ -196,7 +196,7 @@ class Load(Wire, frozen=True, tag=36):
     requests_running: Count
     requests_waiting: Count
     waiting_tokens: Count
-    frames_dropped: int
+    frames_dropped: U64
     groups: tuple[GroupLoad, ...]
 
 

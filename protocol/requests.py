@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from protocol.base import Count, Wire
+from protocol.base import U64, Count, Wire
 
 MAX_IDS_PER_ROW = 8
 """Most token ids a row of a step may return."""
@@ -77,8 +77,8 @@ class Reasoning(Wire, frozen=True):
 class Choice(Wire, frozen=True):
     """One output sequence of a Submit."""
 
-    rid: int
-    seed: int
+    rid: U64
+    seed: U64
     """u64; the noise for (seed, position, token id) is a pure function, see the sampler."""
     resume: bytes = b""
     """u32 ids already received by the frontend, held-back text included; the next index is their count."""

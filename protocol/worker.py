@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from protocol.base import Count, Name, Text, Wire
+from protocol.base import U64, Count, Name, Text, Wire
 from protocol.requests import MAX_IDS_PER_ROW, Grammar, Sampling
 from protocol.session import Ping, Pong, Unwelcome
 
@@ -17,11 +17,11 @@ from protocol.session import Ping, Pong, Unwelcome
 class Register(Wire, frozen=True, tag=5):
     """A group opens a session: what it is and how much it holds. It has dropped every slot before this."""
 
-    nonce: int
+    nonce: U64
     oldest_version: Count
     newest_version: Count
     group: Name
-    incarnation: int
+    incarnation: U64
     model: Name
     tp: Annotated[int, msgspec.Meta(ge=1, le=1024)]
     num_blocks: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
@@ -55,21 +55,21 @@ class RowStatus(IntEnum):
 class StepDone(Wire, frozen=True, tag=6):
     """One plan was executed. Rows are in the plan's row order, see Plan."""
 
-    epoch: int
-    incarnation: int
-    step: int
+    epoch: U64
+    incarnation: U64
+    step: U64
     counts: bytes
     """u8[rows]: ids each row returned; 0 for a chunk that does not reach the end of its sequence."""
     ids: bytes
     """u32[sum(counts)]"""
     status: bytes
     """u8[rows] of RowStatus"""
-    step_us: int = 0
-    prefill_tokens: int = 0
-    decode_seqs: int = 0
-    sum_ctx_decode: int = 0
+    step_us: U64 = 0
+    prefill_tokens: U64 = 0
+    decode_seqs: U64 = 0
+    sum_ctx_decode: U64 = 0
     """Context tokens read by the decode rows."""
-    sum_chunk_ctx_prefill: int = 0
+    sum_chunk_ctx_prefill: U64 = 0
     """Sum over chunks of chunk length times context length at its end."""
     logprobs: bytes = b""
 
@@ -77,9 +77,9 @@ class StepDone(Wire, frozen=True, tag=6):
 class StepFailed(Wire, frozen=True, tag=7):
     """A plan was not executed. The leader discards plans until the next Reset."""
 
-    epoch: int
-    incarnation: int
-    step: int
+    epoch: U64
+    incarnation: U64
+    step: U64
     kind: Annotated[str, msgspec.Meta(max_length=64)]
     """``gap``, ``invalid_plan``, ``out_of_memory`` or ``engine``."""
     kv_survived: bool
@@ -100,9 +100,9 @@ class AdapterDone(Wire, frozen=True, tag=8):
 class WorkerWelcome(Wire, frozen=True, tag=41):
     """The session of a leader or launcher is open. A leader then waits for Reset."""
 
-    nonce: int
-    epoch: int
-    session: int
+    nonce: U64
+    epoch: U64
+    session: U64
     version: Count
 
 
@@ -114,7 +114,7 @@ class SlotAdd(Wire, frozen=True):
     """u32 ids: prompt, then for a resumed or preempted sequence its output so far."""
     prompt_len: Count
     """Where output begins, for penalties, min_tokens and noise positions."""
-    seed: int
+    seed: U64
     sampling: Sampling
     stop_ids: bytes = b""
     """Not sampled before ``sampling.min_tokens`` outputs. Finishing on them is the scheduler's work."""
@@ -133,9 +133,9 @@ class Plan(Wire, frozen=True, tag=42):
     decoding before this plan), then ``chunks`` in the order given.
     """
 
-    epoch: int
-    incarnation: int
-    step: int
+    epoch: U64
+    incarnation: U64
+    step: U64
     drops: bytes = b""
     """u32[n] slots"""
     adds: tuple[SlotAdd, ...] = ()
@@ -166,8 +166,8 @@ class UnloadAdapter(Wire, frozen=True, tag=45):
 class Reset(Wire, frozen=True, tag=46):
     """Drop every slot; the next plan carries ``first_step``. Opens a session and ends the aftermath of StepFailed."""
 
-    epoch: int
-    first_step: int
+    epoch: U64
+    first_step: U64
 
 
 class Stop(Wire, frozen=True, tag=47):
@@ -182,17 +182,17 @@ class Stop(Wire, frozen=True, tag=47):
 class LauncherHello(Wire, frozen=True, tag=10):
     """A launcher opens a session."""
 
-    nonce: int
+    nonce: U64
     oldest_version: Count
     newest_version: Count
-    instance: int
+    instance: U64
 
 
 class GroupUp(Wire, frozen=True, tag=11):
     """A group was launched (its leader registers by itself once weights are loaded)."""
 
     group: Name
-    incarnation: int
+    incarnation: U64
     model: Name
 
 
@@ -200,7 +200,7 @@ class GroupDown(Wire, frozen=True, tag=12):
     """A launch of a group has ended: the sentinel saw a rank go."""
 
     group: Name
-    incarnation: int
+    incarnation: U64
     cause: Text
 
 
@@ -208,7 +208,7 @@ class KillGroup(Wire, frozen=True, tag=48):
     """The scheduler gave this incarnation up: kill its ranks and launch another."""
 
     group: Name
-    incarnation: int
+    incarnation: U64
     reason: Text = ""
 
 
@@ -220,7 +220,7 @@ class SetGroups(Wire, frozen=True, tag=49):
 
 
 LeaderToScheduler = Register | StepDone | StepFailed | AdapterDone | Ping
-LauncherToScheduler = LauncherHello | GroupUp | GroupDown
+LauncherToScheduler = LauncherHello | GroupUp | GroupDown | Ping
 WorkerSideToScheduler = Register | StepDone | StepFailed | AdapterDone | Ping | LauncherHello | GroupUp | GroupDown
 SchedulerToLeader = WorkerWelcome | Unwelcome | Plan | Prepare | LoadAdapter | UnloadAdapter | Reset | Pong | Stop
 SchedulerToLauncher = WorkerWelcome | Unwelcome | Pong | KillGroup | SetGroups | Stop

@@ -131,7 +131,7 @@ class Transport:
         self.socket = socket
         self.address = address
         """The address as bound: a ``*`` or 0 port is replaced by the real one."""
-        self._routes = socket.socket_type == zmq.ROUTER
+        self._routes = socket.type == zmq.ROUTER
         self._options = options
         self._clock = clock
         self._backlogs: dict[bytes, _Backlog] = {}

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: metadata and tensor names, never tensor data.
+"""Reads the header of a GGUF file: metadata and where each tensor is, never tensor data.
 
 `gguf.GGUFReader` makes several numpy views per string and takes about three seconds for a vocabulary of 49 k
 tokens; walking the same bytes with `struct` takes a few hundredths. Tensor data is the loaders' business.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ _SUPPORTED_VERSIONS = (2, 3)
 _MAX_ENTRIES = 1 << 16
 _MAX_TENSORS = 1 << 20
 _MAX_DIMENSIONS = 8
+_DEFAULT_ALIGNMENT = 32
 
 _STRING = 8
 _ARRAY = 9
@@ -35,6 +36,8 @@ class TensorEntry:
     name: str
     shape: tuple[int, ...]
     ggml_type: int
+    offset: int
+    """Bytes from the start of the file to the tensor's data."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,11 @@ class _Cursor:
             key = self._string()
             fields[key] = self._value(self._u32(), key)
         tensors = tuple(self._tensor() for _ in range(tensor_count))
-        return GgufMetadata(self._path, fields, tensors)
+        alignment = fields.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise self._broken(f"general.alignment is {alignment!r}")
+        data = -(-self._at // alignment) * alignment
+        return GgufMetadata(self._path, fields, tuple(replace(t, offset=data + t.offset) for t in tensors))
 
     def _value(self, kind: int, key: str) -> Any:
         if kind in _SCALARS:
@@ -169,8 +176,8 @@ class _Cursor:
             raise self._broken(f"tensor {name} has {dimensions} dimensions")
         shape = self._scalars("Q", dimensions)
         ggml_type = self._u32()
-        self._u64()  # offset of the data
-        return TensorEntry(name, tuple(reversed(shape)), ggml_type)
+        offset = self._u64()  # from the start of the data section, which is known after the last entry
+        return TensorEntry(name, tuple(reversed(shape)), ggml_type, offset)
 
     def _count(self, limit: int, what: str) -> int:
         count = self._u64()

@@ -1,0 +1,33 @@
+"""How many cores a rank may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cpus(cpu_max: Path = CPU_MAX) -> int:
+    """Cores this process may run on: its affinity, bounded by a cgroup v2 quota where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    try:
+        quota, _, period = cpu_max.read_text().strip().partition(" ")
+    except OSError:
+        return cores
+    if not (quota.isdigit() and period.isdigit() and int(period)):
+        return cores
+    return max(1, min(cores, int(quota) // int(period)))
+
+
+def threads_for_rank(requested: int, ranks_on_host: int) -> int:
+    """Threads of one rank: as asked, else its share of the host, so that ranks do not fight for cores."""
+    return requested or max(1, usable_cpus() // max(1, ranks_on_host))
+
+
+def limit_threads(threads: int) -> None:
+    """Set OMP_NUM_THREADS, which is read when the OpenMP runtime loads: call before torch is imported.
+
+    Whatever was there is replaced: Ray sets 1 for an actor without CPUs.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(threads)

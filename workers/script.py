@@ -7,7 +7,7 @@ index, so that batching, chunking, preemption and resume cannot change it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -71,6 +71,15 @@ class ScriptEntry:
         """The output id at an index: the script's, then the end token for ever."""
         return self._ids[index] if index < len(self._ids) else self._end_id
 
+    def unless_stop(self, index: int, stop_ids: Collection[int]) -> int:
+        """The id at an index when stop ids must not be sampled: the script's other ids in turn, or the lowest id."""
+        if self.id_at(index) not in stop_ids:
+            return self.id_at(index)
+        others = [i for i in self._ids if i not in stop_ids]
+        if others:
+            return others[index % len(others)]
+        return next(i for i in range(len(stop_ids) + 1) if i not in stop_ids)
+
     def take(self, index: int) -> int:
         """How many ids a row returns whose next output index is this: up to the end of the current step size.
 
@@ -85,12 +94,14 @@ class ScriptEntry:
             within -= size
         raise AssertionError("unreachable: within < sum(step_sizes)")
 
-    def ids_from(self, index: int) -> list[int]:
-        """What one step returns; cut short before a fault's index."""
+    def ids_from(self, index: int, min_tokens: int = 0, stop_ids: Collection[int] = ()) -> list[int]:
+        """What one step returns, cut short before a fault's index; no stop ids before ``min_tokens``."""
         count = self.take(index)
         if self.fault is not None and index < self.fault.at_index < index + count:
             count = self.fault.at_index - index
-        return [self.id_at(index + offset) for offset in range(count)]
+        return [
+            self.unless_stop(at, stop_ids) if at < min_tokens else self.id_at(at) for at in range(index, index + count)
+        ]
 
 
 def load_script(

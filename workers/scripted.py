@@ -123,7 +123,10 @@ class ScriptedEngine:
                 status[row] = RowStatus.NAN
                 details[int(row)] = f"the script says nan at output index {index}"
                 continue
-            produced = sequence.entry.ids_from(index)
+            parameters = table.parameters[slot]
+            assert parameters is not None, "an occupied slot has parameters"
+            stop_ids = parameters.stop_ids.tolist()
+            produced = sequence.entry.ids_from(index, parameters.sampling.min_tokens, stop_ids)
             sequence.produced = True
             counts[row] = len(produced)
             ids += produced

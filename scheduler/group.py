@@ -1,0 +1,268 @@
+"""One group: which sequences hold its slots and blocks, and what each step runs.
+
+Pure: StepDone in, Plan out; no socket, no clock. The decode path works on arrays over slots; Python objects are
+touched on admission, finish, block growth and for rows that failed. Knows nothing of queues, models or other groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from protocol.frontend import FinishReason
+from protocol.ids import Epoch, Incarnation
+from protocol.worker import Plan, RowStatus, StepDone
+from scheduler.block_pool import IntegrityError, PoolStatistics
+from scheduler.ledger import PlanRecord, StepLedger
+from scheduler.planner import Planner
+from scheduler.requests import Sequence, State
+from scheduler.results import BoolArray, Delivery, Finished, Rows, StepOutcome, deliver_one, read_rows
+from scheduler.results import first_stop as find_first_stop
+from scheduler.shape import GroupShape
+from scheduler.tenancy import Tenancy
+
+FAILURES = {
+    RowStatus.EMPTY_SUPPORT: "no token is allowed here",
+    RowStatus.NAN: "the model's output is not a number",
+    RowStatus.FAULT: "the engine failed on this request",
+}
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """Pools now, and counters since the group registered."""
+
+    blocks: PoolStatistics
+    running: int
+    settling: int
+    plans_out: int
+    pending_prefill: int
+    preemptions: int
+    prompt_tokens: int
+    """Prompt lengths of requests admitted for the first time."""
+    generation_tokens: int
+    """Ids accepted as output."""
+    steps: int
+    step_us: int
+
+
+class GroupScheduler:
+    """Slots, blocks and plans of one incarnation of one group.
+
+    A caller admits while there is room, asks for plans while there are any, and feeds back each StepDone; after either
+    of the last two, ``take_requeued`` holds the preempted sequences that may now be admitted anywhere.
+    """
+
+    def __init__(self, shape: GroupShape, epoch: Epoch, incarnation: Incarnation) -> None:
+        self.shape = shape
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._preemptions = 0
+        self._start(last_planned=0)
+        self._prompt_tokens = self._generation_tokens = self._steps = self._step_us = 0
+
+    def _start(self, last_planned: int) -> None:
+        self._tenancy = Tenancy(self.shape)
+        self._ledger = StepLedger(last_planned)
+        self._planner = Planner(self._tenancy, self._ledger, self._epoch, self._incarnation)
+
+    # -------------------------------------------------------------------------------------------------- admission
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold a slot."""
+        return self._tenancy.running
+
+    @property
+    def plans_out(self) -> int:
+        """Plans made and not done."""
+        return len(self._ledger.records)
+
+    @property
+    def next_step(self) -> int:
+        """The step the next plan will carry."""
+        return self._ledger.last_planned + 1
+
+    @property
+    def pending_prefill(self) -> int:
+        """Prefill tokens of admitted sequences that no plan covers yet."""
+        return self._tenancy.pending_prefill
+
+    @property
+    def has_room(self) -> bool:
+        """A slot is free, and the next step's budget has tokens left after decodes and the chunks already waiting."""
+        return not self._tenancy.full and self.running + self.pending_prefill < self.shape.max_tokens_per_step
+
+    def free_for_admission(self) -> int:
+        """Blocks a newcomer may take: not the watermark, nor what the running decodes ask for next.
+
+        Alone on the group it may take all; the effective context sees to it that all is enough.
+        """
+        free = self._tenancy.pool.free
+        if not self.running:
+            return free
+        return free - self.shape.watermark - int(self._planner.blocks_wanted(self._planner.decoding()).sum())
+
+    def admit(self, sequence: Sequence) -> None:
+        """Give it a slot and the blocks of its whole prefill; the caller has seen that both are there."""
+        self._tenancy.admit(sequence)
+        if not sequence.started:
+            self._prompt_tokens += len(sequence.request.prompt)
+
+    def plan(self) -> Plan | None:
+        """The next step, or None when two are out or there is nothing to run."""
+        return self._planner.plan()
+
+    # -------------------------------------------------------------------------------------------------- step done
+
+    def step_done(self, done: StepDone) -> StepOutcome | None:
+        """Accept a step's ids; None when no such step is due (a late answer, or one that was never asked for).
+
+        Raises BadStepDone, before anything changes, when the rows do not fit the plan.
+        """
+        if not self._ledger.expects(done.step):
+            return None
+        record = self._ledger.records[0]
+        rows = read_rows(done, record.samples, self.shape.max_ids_per_row, self.shape.vocab_size)
+        self._ledger.close()
+        slots = self._tenancy.slots
+        live = slots.generation[record.slots] == record.generations
+        slots.under_way[record.slots[live]] -= record.samples[live]
+        finished: list[Finished] = []
+        deliveries = [self._accept(record, rows, live, finished)]
+        if rows.status.any():
+            self._take_failures(record, rows, live, finished)
+        if self._ledger.settling:
+            deliveries += self._take_late_ids(record, rows, finished)
+            self._planner.preempted += self._ledger.take_settled()
+        self._generation_tokens += sum(int(delivery.counts.sum()) for delivery in deliveries)
+        self._steps += 1
+        self._step_us += done.step_us
+        return StepOutcome(tuple(delivery for delivery in deliveries if len(delivery)), finished)
+
+    def _accept(self, record: PlanRecord, rows: Rows, live: BoolArray, finished: list[Finished]) -> Delivery:
+        """Append each live row's ids, cut at a stop id and at its limit; end the sequences that reached one."""
+        slots = self._tenancy.slots
+        at = np.flatnonzero(live & (rows.counts > 0))
+        where, ids, counts = record.slots[at], rows.ids[at], rows.counts[at]
+        first = slots.outputs[where]
+        stop = find_first_stop(ids, counts, first, slots.min_tokens[where], slots.stops[where])
+        for row in np.flatnonzero(slots.many_stops[where]).tolist():
+            stop[row] = slots.sequence(int(where[row])).first_stop(ids[row, : counts[row]].tolist(), int(first[row]))
+        taken = np.minimum(counts, slots.limit[where] - first)
+        stopped = stop < taken
+        taken = np.where(stopped, stop + 1, taken)
+        slots.append_output(where, first, taken, ids)
+        delivery = Delivery(slots.session[where], slots.rid[where], first, taken, ids)
+        ended = stopped | (slots.outputs[where] >= slots.limit[where])
+        if rows.status.any():
+            ended |= rows.status[at] == RowStatus.GRAMMAR_END
+        for row in np.flatnonzero(ended).tolist():
+            sequence = slots.sequence(int(where[row]))
+            count, stop_id = int(first[row] + taken[row]), -1
+            if stopped[row]:
+                reason, stop_id = FinishReason.STOP, int(ids[row, stop[row]])
+            else:
+                reason = FinishReason.LENGTH if count >= sequence.request.limit else FinishReason.GRAMMAR
+            self.end(sequence)
+            finished.append(Finished(sequence, reason, count, stop_id))
+        return delivery
+
+    def _take_failures(self, record: PlanRecord, rows: Rows, live: BoolArray, finished: list[Finished]) -> None:
+        """A failed row ends its own request; a row that was not ready stays where it was."""
+        slots = self._tenancy.slots
+        for row in np.flatnonzero(rows.status).tolist():
+            slot, status = int(record.slots[row]), RowStatus(int(rows.status[row]))
+            if status is RowStatus.NOT_READY and row >= record.num_decodes:
+                self._ledger.row_stood_still(slots, slot, int(record.generations[row]))
+                if live[row]:
+                    slots.planned[slot] -= record.lengths[row]
+                    self._tenancy.prefill_again(slots.sequence(slot), int(record.lengths[row]))
+            elif status in FAILURES and live[row]:
+                sequence, count = slots.sequence(slot), int(slots.outputs[slot])
+                self.end(sequence)
+                finished.append(Finished(sequence, FinishReason.ERROR, count, message=FAILURES[status]))
+
+    def _take_late_ids(self, record: PlanRecord, rows: Rows, finished: list[Finished]) -> list[Delivery]:
+        """Ids of preempted rows are appended before their sequences are requeued."""
+        late = []
+        for (slot, generation), sequence in list(self._ledger.settling.items()):
+            row = record.row_of(slot, generation)
+            if row is None:
+                continue
+            status = RowStatus(int(rows.status[row]))
+            ids, first = rows.ids[row, : rows.counts[row]], len(sequence.output)
+            taken = sequence.append_output(ids)
+            if taken:
+                late.append(deliver_one(sequence, first, ids[:taken]))
+            reason, stop_id = sequence.satisfied_by_output() or (None, -1)
+            if reason is None and status is RowStatus.GRAMMAR_END:
+                reason = FinishReason.GRAMMAR
+            message = FAILURES.get(status, "")
+            if reason is not None or message:
+                self.end(sequence)
+                finished.append(
+                    Finished(sequence, reason or FinishReason.ERROR, len(sequence.output), stop_id, message)
+                )
+        return late
+
+    # ---------------------------------------------------------------------------------------------- leaving a slot
+
+    def end(self, sequence: Sequence) -> None:
+        """It finished or was aborted, in whatever state: its blocks serve the next plan, its late ids are dropped."""
+        if sequence.state is State.RUNNING:
+            self._tenancy.release(sequence)
+        elif sequence.state is State.SETTLING:
+            self._ledger.forget(sequence)
+        sequence.state = State.FINISHED
+
+    def take_requeued(self) -> list[Sequence]:
+        """Preempted sequences whose ids have all arrived; the caller queues them again."""
+        requeued, self._planner.preempted = self._planner.preempted, []
+        return requeued
+
+    def in_flight(self) -> list[Sequence]:
+        """Unfinished sequences that an outstanding plan names."""
+        last_steps = self._tenancy.slots.last_step
+        named = [seq for seq in self._tenancy.sequences() if last_steps[seq.slot] > self._ledger.last_done]
+        return named + list(self._ledger.settling.values())
+
+    def reset(self) -> list[Sequence]:
+        """Forget every slot, block and outstanding plan; returns what was unfinished, with the ids it has so far."""
+        unfinished = self._tenancy.sequences()
+        for sequence in unfinished:
+            self._tenancy.release(sequence)
+        unfinished += [*self._ledger.settling.values(), *self._planner.preempted]
+        self._preemptions += self._planner.preemptions
+        self._start(self._ledger.last_planned)
+        return unfinished
+
+    # --------------------------------------------------------------------------------------------------- accounts
+
+    def statistics(self) -> GroupStatistics:
+        """A frozen view of pools and counters."""
+        return GroupStatistics(
+            blocks=self._tenancy.pool.statistics(),
+            running=self.running,
+            settling=len(self._ledger.settling),
+            plans_out=self.plans_out,
+            pending_prefill=self.pending_prefill,
+            preemptions=self._preemptions + self._planner.preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            steps=self._steps,
+            step_us=self._step_us,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless slots, blocks, plans and counters agree."""
+        self._tenancy.check_integrity()
+        self._ledger.check_integrity()
+        slots = self._tenancy.slots
+        owed = np.zeros_like(slots.under_way)
+        for record in self._ledger.records:
+            live = slots.generation[record.slots] == record.generations
+            owed[record.slots[live]] += record.samples[live]
+        if (owed != slots.under_way)[slots.occupied].any():
+            raise IntegrityError("ids under way do not match the outstanding plans")

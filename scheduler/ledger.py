@@ -1,0 +1,125 @@
+"""The plans that are out: which sequence each row was, and when a sequence's last row has come back.
+
+A StepDone is matched to its plan by step number and each row to a sequence by (slot, generation), never by slot alone:
+the slot may have changed hands since.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.block_pool import IntegrityError
+from scheduler.requests import Sequence, State
+from scheduler.shape import PLANS_IN_FLIGHT
+from scheduler.slots import SlotArrays
+from scheduler.tenancy import SlotIndex
+
+
+@dataclass
+class PlanRecord:
+    """The rows of an outstanding plan, as the worker will report them. All arrays [rows]."""
+
+    step: int
+    slots: SlotIndex
+    generations: npt.NDArray[np.int64]
+    samples: npt.NDArray[np.bool_]
+    """Rows that return ids: every decode, and the chunk that reaches its target."""
+    lengths: npt.NDArray[np.int64]
+    """Query tokens of each row."""
+    num_decodes: int
+
+    def row_of(self, slot: int, generation: int) -> int | None:
+        """The row of one tenure of a slot."""
+        rows = np.flatnonzero((self.slots == slot) & (self.generations == generation))
+        return int(rows[0]) if len(rows) else None
+
+    def remove(self, row: int) -> None:
+        """The worker will have no such row."""
+        self.slots, self.generations = np.delete(self.slots, row), np.delete(self.generations, row)
+        self.samples, self.lengths = np.delete(self.samples, row), np.delete(self.lengths, row)
+        self.num_decodes -= row < self.num_decodes
+
+
+class StepLedger:
+    """Outstanding plans in order, and the preempted sequences that wait for theirs."""
+
+    def __init__(self, last_planned: int = 0) -> None:
+        self.last_planned = self.last_done = last_planned
+        self.records: deque[PlanRecord] = deque()
+        self.settling: dict[tuple[int, int], Sequence] = {}
+
+    @property
+    def full(self) -> bool:
+        """As many plans are out as may be."""
+        return len(self.records) == PLANS_IN_FLIGHT
+
+    def open(self, slots: SlotArrays, decodes: SlotIndex, chunks: list[tuple[int, int]]) -> int:
+        """Record the rows of the next plan and mark them in the arrays; returns the step's number."""
+        chunk_slots = np.array([slot for slot, _ in chunks], dtype=np.intp)
+        rows = np.concatenate((decodes, chunk_slots))
+        samples = np.ones(len(rows), dtype=np.bool_)
+        samples[len(decodes) :] = slots.planned[chunk_slots] >= slots.target[chunk_slots]
+        lengths = np.ones(len(rows), dtype=np.int64)
+        lengths[len(decodes) :] = [length for _, length in chunks]
+        self.last_planned += 1
+        slots.under_way[rows] += samples
+        slots.last_step[rows] = self.last_planned
+        self.records.append(PlanRecord(self.last_planned, rows, slots.generation[rows], samples, lengths, len(decodes)))
+        return self.last_planned
+
+    def expects(self, step: int) -> bool:
+        """Whether a StepDone of this step is the next one due; any other is stale."""
+        return bool(self.records) and self.records[0].step == step
+
+    def close(self) -> PlanRecord:
+        """The oldest plan is done."""
+        record = self.records.popleft()
+        self.last_done = record.step
+        return record
+
+    def await_last_row(self, sequence: Sequence, slot: int, generation: int, last_step: int) -> bool:
+        """Hold a preempted sequence until every plan that names it is done; False when none is out."""
+        if last_step <= self.last_done:
+            return False
+        sequence.state, sequence.settles_at = State.SETTLING, last_step
+        self.settling[slot, generation] = sequence
+        return True
+
+    def take_settled(self) -> list[Sequence]:
+        """Preempted sequences whose last row has come back."""
+        settled = [key for key, sequence in self.settling.items() if sequence.settles_at <= self.last_done]
+        return [self.settling.pop(key) for key in settled]
+
+    def forget(self, sequence: Sequence) -> None:
+        """A settling sequence ended: what its last rows return goes nowhere."""
+        self.settling = {key: other for key, other in self.settling.items() if other is not sequence}
+
+    def row_stood_still(self, slots: SlotArrays, slot: int, generation: int) -> None:
+        """A prefill row did not advance, so the later plans that are out mean something else to the worker.
+
+        A decode row there does not exist: the slot is still prefilling. A last chunk is not the last: nothing is
+        sampled.
+        """
+        live = slots.generation[slot] == generation
+        for record in self.records:
+            row = record.row_of(slot, generation)
+            if row is None:
+                continue
+            slots.under_way[slot] -= int(record.samples[row]) * live
+            if row < record.num_decodes:
+                record.remove(row)
+            else:
+                record.samples[row] = False
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless steps are consecutive and every settling sequence waits for one of them."""
+        steps = [record.step for record in self.records]
+        if steps != list(range(self.last_done + 1, self.last_planned + 1)) or len(steps) > PLANS_IN_FLIGHT:
+            raise IntegrityError(f"plans {steps} are out; done {self.last_done}, planned {self.last_planned}")
+        for sequence in self.settling.values():
+            if sequence.state is not State.SETTLING or not self.last_done < sequence.settles_at <= self.last_planned:
+                raise IntegrityError(f"a sequence settles at step {sequence.settles_at} in state {sequence.state}")

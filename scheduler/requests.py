@@ -1,0 +1,115 @@
+"""A request and its choices, as the scheduler keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.frontend import FinishReason
+from protocol.ids import SessionId
+from protocol.requests import Sampling
+
+Int32Array = npt.NDArray[np.int32]
+
+NO_OUTPUT: Int32Array = np.empty(0, dtype=np.int32)
+
+
+class State(Enum):
+    """Where a choice is in its life.
+
+    ::
+
+        QUEUED → RUNNING → FINISHED
+           ↑        │ preempted while a plan that names it is out
+           └── SETTLING
+    """
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    """It holds a slot of a group."""
+    SETTLING = "settling"
+    """Preempted; a plan that names it is still out, and its ids belong to the output."""
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One Submit: what its choices share."""
+
+    session: SessionId
+    model: str
+    prompt: Int32Array
+    limit: int
+    """Most output tokens: max_tokens, or what the context leaves."""
+    sampling: Sampling
+    stop_ids: bytes
+    """u32, as they travel on to the worker."""
+    stops: frozenset[int]
+    priority: int
+    deadline: float | None
+    choices: list[Sequence] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One choice of a request.
+
+    ``output`` is current except while RUNNING: then the group's arrays hold it.
+    """
+
+    request: Request
+    rid: int
+    seed: int
+    arrival: int
+    """Counter over all choices of a cell; ties in priority go to the earlier."""
+    output: Int32Array = field(default_factory=lambda: NO_OUTPUT)
+    suspicion: int = 0
+    state: State = State.QUEUED
+    slot: int = -1
+    settles_at: int = 0
+    """While SETTLING: the last step that names it."""
+    group: str = ""
+    """The group it ran on last."""
+    started: bool = False
+    """Its frontend was told that it was admitted."""
+    passed_over: int = 0
+    """Later requests admitted before it because it did not fit."""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Importance: lower runs earlier and is preempted later."""
+        return (self.request.priority, self.arrival)
+
+    @property
+    def length(self) -> int:
+        """Tokens to prefill when it is admitted now: the prompt and the output so far."""
+        return len(self.request.prompt) + len(self.output)
+
+    def tokens(self) -> Int32Array:
+        """Prompt and output, shape [length]."""
+        return np.concatenate((self.request.prompt, self.output)) if len(self.output) else self.request.prompt
+
+    def append_output(self, ids: npt.NDArray[np.int64]) -> int:
+        """Append ids as far as they count: up to a stop id or the limit; returns how many did."""
+        first = len(self.output)
+        taken = min(self.first_stop(ids.tolist(), first) + 1, len(ids), self.request.limit - first)
+        self.output = np.concatenate((self.output, ids[:taken].astype(np.int32)))
+        return taken
+
+    def satisfied_by_output(self) -> tuple[FinishReason, int] | None:
+        """(reason, stop id) when the output so far already ends this choice, as a resume's may."""
+        count = len(self.output)
+        if count and not self.first_stop([int(self.output[-1])], count - 1):
+            return FinishReason.STOP, int(self.output[-1])
+        return (FinishReason.LENGTH, -1) if count >= self.request.limit else None
+
+    def first_stop(self, ids: list[int], first: int) -> int:
+        """Position of the first id that ends this choice, the ids' number if none does.
+
+        ``first`` is the output index of the first id; before min_tokens outputs nothing stops.
+        """
+        stops, earliest = self.request.stops, self.request.sampling.min_tokens
+        return next((at for at, token in enumerate(ids) if token in stops and first + at >= earliest), len(ids))

@@ -1,0 +1,136 @@
+"""What the ids of a step mean: where each row's output ends, and what goes out to frontends.
+
+Pure array functions over rows; a row returns 0 … 8 ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.frontend import FinishReason
+from protocol.packing import PackingError, unpack_u8, unpack_u32
+from protocol.worker import RowStatus, StepDone
+from scheduler.requests import Sequence
+
+ADVANCED = (RowStatus.OK, RowStatus.GRAMMAR_END)
+"""A row with another status returns no ids."""
+
+FILLER = -2
+"""Right of a row's ids; equals no id and no padding of a stop matrix."""
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class BadStepDone(ValueError):
+    """A StepDone that does not fit its plan: the group's tables can no longer be trusted."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A StepDone's rows, in plan order."""
+
+    counts: Int64Array
+    """[rows]"""
+    ids: Int64Array
+    """[rows, width]: ids from the left, then filler; width is the largest count."""
+    status: npt.NDArray[np.uint8]
+    """[rows] of RowStatus"""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Ids that go out: one row per sequence that got any."""
+
+    session: Int64Array
+    rid: npt.NDArray[np.uint64]
+    first: Int64Array
+    """Index of the row's first id within the choice's output."""
+    counts: Int64Array
+    ids: Int64Array
+    """[rows, width]"""
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A sequence that ended, and why."""
+
+    sequence: Sequence
+    reason: FinishReason
+    count: int
+    stop_id: int = -1
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a StepDone means to everyone else."""
+
+    deliveries: tuple[Delivery, ...]
+    finished: list[Finished]
+
+
+def read_rows(done: StepDone, samples: BoolArray, max_ids: int, vocab_size: int) -> Rows:
+    """Unpack and check a StepDone against its plan's rows. Raises BadStepDone."""
+    try:
+        counts = unpack_u8(done.counts).astype(np.int64)
+        status, flat = unpack_u8(done.status), unpack_u32(done.ids)
+    except PackingError as error:
+        raise BadStepDone(str(error)) from error
+    rows = len(samples)
+    if len(counts) != rows or len(status) != rows or counts.sum() != len(flat):
+        raise BadStepDone(f"{len(counts)} counts, {len(status)} statuses and {len(flat)} ids for {rows} rows")
+    width = int(counts.max(initial=0))
+    if width > max_ids:
+        raise BadStepDone(f"a row returned {width} ids of at most {max_ids}")
+    if status.max(initial=0) > max(RowStatus):
+        raise BadStepDone(f"status {status.max()} is none")
+    returned = samples & np.isin(status, ADVANCED)
+    if ((counts > 0) != returned).any():
+        raise BadStepDone("a row that samples returned no id, or a row that failed or does not sample returned some")
+    if len(flat) and flat.max() >= vocab_size:
+        raise BadStepDone(f"id {flat.max()} outside the vocabulary of {vocab_size}")
+    return Rows(counts, _pad(flat, counts, width), status)
+
+
+def _pad(flat: npt.NDArray[np.uint32], counts: Int64Array, width: int) -> Int64Array:
+    if len(flat) == len(counts) * width:
+        return flat.reshape(len(counts), width).astype(np.int64)
+    padded = np.full((len(counts), width), FILLER, dtype=np.int64)
+    padded[np.arange(width) < counts[:, None]] = flat
+    return padded
+
+
+def first_stop(
+    ids: Int64Array, counts: Int64Array, first: Int64Array, min_tokens: Int64Array, stops: Int64Array
+) -> Int64Array:
+    """Column of each row's first stop id, or the width when there is none; shape [rows].
+
+    ``stops`` is [rows, k], padded with what no id equals. An id before ``min_tokens`` outputs
+    stops nothing.
+    """
+    width = ids.shape[1]
+    hits = (ids[:, :, None] == stops[:, None, :]).any(axis=2)
+    if not hits.any():
+        return np.full(len(ids), width, dtype=np.int64)
+    columns = np.arange(width)
+    hits &= (columns < counts[:, None]) & (first[:, None] + columns >= min_tokens[:, None])
+    columns_of_first: Int64Array = np.where(hits.any(axis=1), hits.argmax(axis=1), width)
+    return columns_of_first
+
+
+def deliver_one(sequence: Sequence, first: int, ids: Int64Array) -> Delivery:
+    """A delivery of one row."""
+    return Delivery(
+        session=np.array([sequence.request.session], dtype=np.int64),
+        rid=np.array([sequence.rid], dtype=np.uint64),
+        first=np.array([first], dtype=np.int64),
+        counts=np.array([len(ids)], dtype=np.int64),
+        ids=ids.reshape(1, -1),
+    )

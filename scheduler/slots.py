@@ -1,0 +1,118 @@
+"""The state of a group's running sequences as arrays over slots: what a decode step reads and writes.
+
+::
+
+    tokens       p p p p p p o o o              length = prompt_len + outputs, as confirmed by StepDone
+    planned      ─────────►                     prefill tokens that plans have covered so far
+    target                 ^                    length when it was admitted: decoding once planned = target
+    under_way                  ? ?              outstanding plans in which the row samples: each adds 1 … max_ids
+    blocks       [  ][  ][  ][  ]               reach to the furthest position those plans and the next may write
+
+Knows nothing of plans or pools.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scheduler.requests import Int32Array, Sequence
+
+Slots = npt.NDArray[np.intp]
+Int64Array = npt.NDArray[np.int64]
+
+STOP_COLUMNS = 8
+"""Stop ids compared as a matrix; a sequence with more is compared one by one."""
+
+NO_ID = -1
+FIRST_OUTPUT_COLUMNS = 256
+
+
+class SlotArrays:
+    """Struct of arrays, all indexed by slot. Only rows with ``occupied`` mean anything, ``generation`` excepted."""
+
+    def __init__(self, max_slots: int, blocks_per_slot: int) -> None:
+        def zeros(dtype: Any) -> npt.NDArray[Any]:
+            return np.zeros(max_slots, dtype=dtype)
+
+        self.occupied: npt.NDArray[np.bool_] = zeros(np.bool_)
+        self.generation: npt.NDArray[np.int64] = zeros(np.int64)
+        """Rises at every release: (slot, generation) names one tenure."""
+        self.session: npt.NDArray[np.int64] = zeros(np.int64)
+        self.rid: npt.NDArray[np.uint64] = zeros(np.uint64)
+        self.prompt_len: npt.NDArray[np.int64] = zeros(np.int64)
+        self.target: npt.NDArray[np.int64] = zeros(np.int64)
+        self.planned: npt.NDArray[np.int64] = zeros(np.int64)
+        self.outputs: npt.NDArray[np.int64] = zeros(np.int64)
+        self.limit: npt.NDArray[np.int64] = zeros(np.int64)
+        self.min_tokens: npt.NDArray[np.int64] = zeros(np.int64)
+        self.under_way: npt.NDArray[np.int64] = zeros(np.int64)
+        self.last_step: npt.NDArray[np.int64] = zeros(np.int64)
+        """The last step whose plan has a row for the slot."""
+        self.num_blocks: npt.NDArray[np.int64] = zeros(np.int64)
+        self.blocks: Int32Array = np.zeros((max_slots, blocks_per_slot), dtype=np.int32)
+        self.stops: npt.NDArray[np.int64] = np.full((max_slots, STOP_COLUMNS), NO_ID, dtype=np.int64)
+        self.many_stops: npt.NDArray[np.bool_] = zeros(np.bool_)
+        self.output: Int32Array = np.zeros((max_slots, FIRST_OUTPUT_COLUMNS), dtype=np.int32)
+        self.sequences: list[Sequence | None] = [None] * max_slots
+
+    def fill(self, slot: int, sequence: Sequence) -> None:
+        """A sequence enters a slot; its blocks follow by ``append_blocks``."""
+        request, outputs = sequence.request, len(sequence.output)
+        self.occupied[slot] = True
+        self.session[slot] = request.session
+        self.rid[slot] = sequence.rid
+        self.prompt_len[slot] = len(request.prompt)
+        self.target[slot] = sequence.length
+        self.outputs[slot] = outputs
+        self.limit[slot] = request.limit
+        self.min_tokens[slot] = request.sampling.min_tokens
+        self.planned[slot] = self.under_way[slot] = self.last_step[slot] = self.num_blocks[slot] = 0
+        self.stops[slot] = NO_ID
+        self.many_stops[slot] = len(request.stops) > STOP_COLUMNS
+        if not self.many_stops[slot]:
+            self.stops[slot, : len(request.stops)] = list(request.stops)
+        self._make_room_for_output(outputs)
+        self.output[slot, :outputs] = sequence.output
+        self.sequences[slot] = sequence
+
+    def empty(self, slot: int) -> None:
+        """The slot's tenure ends."""
+        self.occupied[slot] = False
+        self.generation[slot] += 1
+        self.sequences[slot] = None
+
+    def sequence(self, slot: int) -> Sequence:
+        """The sequence in an occupied slot."""
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        return sequence
+
+    def append_blocks(self, slots: Slots, counts: Int64Array, blocks: Int32Array) -> Int32Array:
+        """Give ``counts[i]`` of the blocks to ``slots[i]``; returns the (slot, block) pairs, shape [blocks, 2]."""
+        owners = np.repeat(slots, counts)
+        nth = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.blocks[owners, self.num_blocks[owners] + nth] = blocks
+        self.num_blocks[slots] += counts
+        return np.stack((owners, blocks), axis=1).astype(np.int32)
+
+    def append_output(self, slots: Slots, first: Int64Array, counts: Int64Array, ids: Int64Array) -> None:
+        """Append the ``counts[i]`` leftmost of ``ids[i]`` at index ``first[i]``; ids is [slots, width]."""
+        ends = first + counts
+        self._make_room_for_output(int(ends.max(initial=0)))
+        if ids.shape[1] == 1:
+            self.output[slots, first] = ids[:, 0]
+        else:
+            row, column = np.nonzero(np.arange(ids.shape[1]) < counts[:, None])
+            self.output[slots[row], first[row] + column] = ids[row, column]
+        self.outputs[slots] = ends
+
+    def _make_room_for_output(self, outputs: int) -> None:
+        """Widen the output matrix so that every slot may hold this many ids; doubles, so it is rare."""
+        columns = self.output.shape[1]
+        if outputs > columns:
+            wider = np.zeros((self.output.shape[0], max(outputs, 2 * columns)), dtype=np.int32)
+            wider[:, :columns] = self.output
+            self.output = wider

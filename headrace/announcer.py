@@ -1,0 +1,70 @@
+"""What ``serve`` tells the person who typed it: progress while it starts, the ready line, and why it failed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+
+def version() -> str:
+    """Of the installed distribution."""
+    return importlib.metadata.version("headrace")
+
+
+class Announcer:
+    """Progress goes to ``err``: one line that is rewritten on a terminal, one line a change elsewhere."""
+
+    def __init__(
+        self,
+        out: TextIO = sys.stdout,
+        err: TextIO = sys.stderr,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._out = out
+        self._err = err
+        self._clock = clock
+        self._began = clock()
+        self._stage = ""
+        self._drawn = False
+
+    def progress(self, text: str) -> None:
+        """What the server waits for now."""
+        if self._err.isatty():
+            self._err.write(f"\r\x1b[K{self._seconds():4.1f} s  {text} …")
+            self._drawn = True
+        elif (stage := text.rstrip("0123456789% ")) != self._stage:
+            # Without a terminal a percentage is noise: one line a stage.
+            self._stage = stage
+            self._err.write(f"{stage} …\n")
+        self._err.flush()
+
+    def ready(self, name: str, url: str, detail: str) -> None:
+        """The line that scripts wait for, and a call to paste."""
+        self.erase()
+        body = json.dumps({"model": name, "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+        self._out.write(
+            f"headrace {version()} serves {name} at {url}/v1  ({detail}, {self._seconds():.1f} s)\n\n"
+            f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
+            f"    -d {shlex.quote(body)}\n\n"
+        )
+        self._out.flush()
+
+    def say(self, text: str) -> None:
+        """A line about the life of the server, on stderr."""
+        self.erase()
+        self._err.write(f"headrace: {text}\n")
+        self._err.flush()
+
+    def erase(self) -> None:
+        """Take the progress line back."""
+        if self._drawn:
+            self._err.write("\r\x1b[K")
+            self._drawn = False
+
+    def _seconds(self) -> float:
+        return self._clock() - self._began

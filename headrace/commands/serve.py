@@ -1,0 +1,33 @@
+"""``headrace serve [MODEL]``: a whole server on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from headrace.announcer import Announcer
+from headrace.artefact_error import ArtefactError
+from headrace.commands.common import EXIT_FAILED, EXIT_USAGE, LOG_LEVEL_VARIABLE, complain, parse
+from headrace.flag_table import SERVE
+from headrace.flags import UsageError
+from headrace.serve_settings import serve_settings
+from headrace.supervisor import ServeError, serve
+
+DESCRIPTION = "Serve MODEL on this host. Without MODEL, the small default model that comes with the install."
+
+
+def main(arguments: list[str]) -> int:
+    announcer = Announcer(sys.stdout, sys.stderr)
+    try:
+        given = parse("serve", DESCRIPTION, SERVE, arguments)
+        os.environ[LOG_LEVEL_VARIABLE] = given.pop("log_level", "warning")
+        asyncio.run(serve(serve_settings(given, os.environ), announcer))
+    except UsageError as error:
+        complain(str(error))
+        return EXIT_USAGE
+    except (ServeError, ArtefactError) as error:
+        announcer.erase()
+        complain(str(error))
+        return EXIT_FAILED
+    return 0

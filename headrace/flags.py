@@ -1,0 +1,312 @@
+"""Command-line flags: one table for all roles, read from command line, environment and configuration file.
+
+Knows how a flag is written and read; which flags there are is in ``flag_table``, what they mean each command's matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+ENVIRONMENT_PREFIX = "HEADRACE_"
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+class UsageError(ValueError):
+    """A command line that cannot be followed; the message is one line for the person who typed it."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One setting. Its key in results, configuration files and struct fields is the name with underscores."""
+
+    name: str
+    help: str
+    parse: Callable[[str], Any] = str
+    aliases: tuple[str, ...] = ()
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    many: bool = False
+    """Takes one or more words; the value is a tuple."""
+    switch: bool = False
+    """Takes no value."""
+    key: str = field(default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or self.name.replace("-", "_"))
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (f"--{self.name}", *self.aliases)
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return ENVIRONMENT_PREFIX + self.name.replace("-", "_").upper()
+
+
+@dataclass(frozen=True)
+class ForeignFlag:
+    """Another server's flag that we know of and do not have."""
+
+    name: str
+    answer: str
+    """Completes "--name: …": our equivalent, or that there is none."""
+    accepted: bool = False
+    """Taken with a notice, because what it asks for is so anyway or changes no answer."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What was given, and only that: defaults belong to whoever uses the values."""
+
+    values: dict[str, Any]
+    notices: list[str]
+
+
+def parse_flags(
+    command: str,
+    description: str,
+    flags: Sequence[Flag],
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    foreign: Mapping[str, ForeignFlag] | None = None,
+    model_argument: bool = False,
+) -> Parsed:
+    """Values by key; the command line wins over the environment, which wins over ``--config``.
+
+    Raises UsageError. ``--help`` prints and raises SystemExit, as argparse does.
+    """
+    notices: list[str] = []
+    known = {spelling: flag for flag in flags for spelling in flag.spellings}
+    rest = _take_foreign(command, list(arguments), known, foreign or {}, notices)
+    parser = _parser(command, description, flags, model_argument)
+    given = {key: value for key, value in vars(parser.parse_args(rest)).items() if value is not None}
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    if model_argument and (word := given.pop("model_word", None)) is not None:
+        if given.get("model", word) != word:
+            raise UsageError(f"two models: {word!r} and --model {given['model']!r}")
+        given["model"] = word
+    values = _from_environment(flags, environment)
+    config = given.pop("config", None) or values.pop("config", None)
+    from_file = _from_file(command, config, flags) if config else {}
+    return Parsed({**from_file, **values, **given}, notices)
+
+
+def integer(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a whole number") from None
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    value = integer(text)
+    if value < 1:
+        raise UsageError(f"{value} is less than 1")
+    return value
+
+
+def tokens(text: str) -> int:
+    """A count of tokens: a number, or with vLLM's suffixes: 8k is 8,000 and 8K is 8,192."""
+    factor = {"k": 1000, "K": 1024}.get(text[-1:], 1)
+    return positive(text[:-1] if factor > 1 else text) * factor
+
+
+def number(text: str) -> float:
+    """A number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a number") from None
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"{text} is not a number of at least 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number in (0, 1]."""
+    value = number(text)
+    if not 0 < value <= 1:
+        raise UsageError(f"{text} is not in (0, 1]")
+    return value
+
+
+def size(text: str) -> int:
+    """Bytes: 512MiB, 4GB, 1g, or a plain number."""
+    digits = text.rstrip("bBiIkKmMgGtT ")
+    unit = text[len(digits) :].strip().lower().removesuffix("b")
+    if unit not in UNITS:
+        raise UsageError(f"{text!r} is not a size; write 512MiB or 4GB")
+    try:
+        value = int(float(digits) * UNITS[unit])
+    except (ValueError, OverflowError):
+        raise UsageError(f"{text!r} is not a size; write 512MiB or 4GB") from None
+    if value < 1:
+        raise UsageError(f"{text!r} is not a positive size")
+    return value
+
+
+def port(text: str) -> int:
+    """A TCP port; 0 is any free one."""
+    value = integer(text)
+    if not 0 <= value <= 65535:
+        raise UsageError(f"{value} is not a port, 0 to 65535")
+    return value
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UsageError("not a JSON object")
+    return value
+
+
+def _take_foreign(
+    command: str,
+    arguments: list[str],
+    known: Mapping[str, Flag],
+    foreign: Mapping[str, ForeignFlag],
+    notices: list[str],
+) -> list[str]:
+    """Drop accepted foreign flags with a notice; refuse the others and anything unknown by name."""
+    rest = []
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        # vLLM lets underscores stand for dashes; so do we.
+        name = name.replace("_", "-") if name.startswith("--") else name
+        if not name.startswith("--") or name in ("--", "--help") or name in known:
+            rest.append(name + argument[len(name) :])
+            continue
+        other = foreign.get(name.removeprefix("--"))
+        if other is None:
+            close = difflib.get_close_matches(name, known, 1, 0.75)
+            hint = f"did you mean {close[0]}?" if close else f"see headrace {command} --help"
+            raise UsageError(f"{name} is not a flag of headrace {command}; {hint}")
+        if not other.accepted:
+            raise UsageError(f"{name}: {other.answer}")
+        notices.append(f"{name}: {other.answer}")
+    return rest
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises one line instead of printing usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def _parser(command: str, description: str, flags: Sequence[Flag], model_argument: bool) -> _Parser:
+    parser = _Parser(prog=f"headrace {command}", description=description, allow_abbrev=False)
+    if model_argument:
+        parser.add_argument("model_word", nargs="?", metavar="MODEL", help="a directory, a .gguf file or a hub name")
+    for flag in flags:
+        if flag.switch:
+            parser.add_argument(*flag.spellings, dest=flag.key, action="store_const", const=True, help=flag.help)
+            continue
+        parser.add_argument(
+            *flag.spellings,
+            dest=flag.key,
+            type=_argument_type(flag),
+            nargs="+" if flag.many else None,
+            metavar=flag.metavar or ("|".join(flag.choices) if flag.choices else flag.name.rpartition("-")[2].upper()),
+            help=flag.help,
+        )
+    return parser
+
+
+def _argument_type(flag: Flag) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return _value(flag, text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _value(flag: Flag, text: str) -> Any:
+    if flag.choices and text not in flag.choices:
+        raise UsageError(f"{text!r} is none of {', '.join(flag.choices)}")
+    return flag.parse(text)
+
+
+def _from_environment(flags: Iterable[Flag], environment: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for flag in flags:
+        text = environment.get(flag.variable, "")
+        if text:
+            values[flag.key] = _read(flag, text.split() if flag.many else text, flag.variable)
+    return values
+
+
+def _read(flag: Flag, value: Any, source: str) -> Any:
+    """A value from the environment or a file, checked as on the command line. None: the file says no to a switch."""
+    try:
+        if flag.switch:
+            if str(value).lower() in ("1", "true", "yes", "on"):
+                return True
+            if str(value).lower() in ("0", "false", "no", "off"):
+                return None
+            raise UsageError(f"{value!r} is neither true nor false")
+        if flag.many:
+            return tuple(_value(flag, str(word)) for word in (value if isinstance(value, list) else [value]))
+        return _value(flag, json.dumps(value) if isinstance(value, dict) else str(value))
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
+
+
+def _from_file(command: str, name: str, flags: Sequence[Flag]) -> dict[str, Any]:
+    by_key = {flag.key: flag for flag in flags}
+    values = {}
+    for word, value in _load_file(Path(name)).items():
+        flag = by_key.get(str(word).replace("-", "_"))
+        if flag is None:
+            close = difflib.get_close_matches(str(word).replace("_", "-"), [flag.name for flag in flags], 1, 0.75)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(f"{name}: {word} is not a flag of headrace {command}{hint}")
+        if value is not None and (read := _read(flag, value, f"{name}: {word}")) is not None:
+            values[flag.key] = read
+    return values
+
+
+def _load_file(path: Path) -> dict[str, Any]:
+    """A mapping of flag names to values: YAML, TOML or JSON by the file's suffix."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read --config {path}: {error}") from None
+    try:
+        content = _decode(text, path.suffix)
+    except ValueError as error:
+        raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} does not hold a mapping of flags to values")
+    return content
+
+
+def _decode(text: str, suffix: str) -> Any:
+    if suffix == ".toml":
+        import tomllib
+
+        return tomllib.loads(text)
+    if suffix == ".json":
+        return json.loads(text)
+    import yaml
+
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Ways to run the decoder over a paged KV pool, behind one small interface."""

@@ -1,0 +1,71 @@
+"""How much memory a model may take, and what it needs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from workers.model.checkpoint import EMBEDDING, HEAD, expected_shapes
+from workers.model.config import ModelConfig
+
+_CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """Bytes this process may still take on the host: what the kernel says is available, or what its cgroup leaves."""
+    return min(_meminfo_available(meminfo), _cgroup_left(cgroup))
+
+
+def gpu_memory(device: torch.device, utilisation: float) -> int:
+    """Bytes this process may take on a GPU under ``--gpu-memory-utilization``, less what is taken already."""
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total * utilisation) - (total - free)
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the loaded weights: all in ``dtype``, but the head that makes logits in fp32."""
+    shapes = expected_shapes(config)
+    shapes.pop(HEAD, None)
+    head = math.prod(shapes[EMBEDDING]) * torch.float32.itemsize
+    return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize + head
+
+
+def human_bytes(count: float) -> str:
+    """ "538 MiB", "12.3 GiB"."""
+    if count < 1 << 30:
+        return f"{max(0.0, count) / (1 << 20):.0f} MiB"
+    return f"{count / (1 << 30):.1f} GiB"
+
+
+def _meminfo_available(path: Path) -> int:
+    for line in path.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def _cgroup_left(root: Path) -> int:
+    """Version 2, then version 1; no limit is a very large number."""
+    for limit_file, used_file in (
+        (root / "memory.max", root / "memory.current"),
+        (root / "memory" / "memory.limit_in_bytes", root / "memory" / "memory.usage_in_bytes"),
+    ):
+        try:
+            limit, used = limit_file.read_text().strip(), used_file.read_text().strip()
+        except OSError:
+            continue
+        return 1 << 62 if limit == "max" else max(0, int(limit) - int(used) + _reclaimable(limit_file.parent))
+    return 1 << 62
+
+
+def _reclaimable(directory: Path) -> int:
+    """Page cache that the kernel drops when the group needs memory; mapped weights live there."""
+    try:
+        lines = (directory / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = {parts[0]: int(parts[1]) for line in lines if len(parts := line.split()) == 2}
+    return counts.get("inactive_file", counts.get("total_inactive_file", 0))

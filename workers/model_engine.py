@@ -1,0 +1,267 @@
+"""The engine that runs a real model: weights, KV pool and sampler behind the Engine interface."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.artefacts import Artefacts, cache_directory, load_artefacts
+from headrace.gguf_metadata import read_metadata
+from protocol.worker import RowStatus
+from workers.backends.base import Backend, StepInputs
+from workers.backends.torch_reference import TorchReference
+from workers.engine import Engine, EngineDescription, EngineFault, ModelDoesNotFit, RowResults
+from workers.model.checkpoint import (
+    Checkpoint,
+    SafetensorsCheckpoint,
+    check_tensors,
+    content_id,
+    safetensors_files,
+)
+from workers.model.config import ModelConfig
+from workers.model.errors import ModelError
+from workers.model.gguf_checkpoint import GgufCheckpoint, converted
+from workers.model.memory import available_memory, gpu_memory, human_bytes, weight_bytes
+from workers.model.precision import resolve_device, resolve_dtype
+from workers.options import WorkerOptions
+from workers.sampler import Sampler
+from workers.slots import Int32Array, PoolShape, SlotTable, StepBatch
+
+_log = logging.getLogger(__name__)
+
+Report = Callable[[str, float], None]
+"""What is being done, and how much of it is."""
+
+_CPU_KV_BYTES = 512 << 20
+_USEFUL_TOKENS = 256
+"""A pool that cannot hold a sequence of this many tokens is of no use."""
+_WORKING_BYTES = 64 << 20
+"""What a step needs beside weights and pool, at least."""
+_NUMERICS_VERSION = "1"
+"""Raise it when the same inputs should give other tokens than before."""
+
+
+class ModelEngine:
+    """Runs the model on one rank. See ``build_model_engine``."""
+
+    def __init__(self, backend: Backend, sampler: Sampler, description: EngineDescription) -> None:
+        self._backend = backend
+        self._sampler = sampler
+        self._description = description
+
+    @property
+    def description(self) -> EngineDescription:
+        return self._description
+
+    def execute(self, batch: StepBatch, table: SlotTable) -> RowResults:
+        """One step. Rows whose numbers are not finite fail alone."""
+        self._sampler.add(batch.added, table)
+        rows = len(batch.slots)
+        counts, status = np.zeros(rows, dtype=np.uint8), np.full(rows, RowStatus.OK, dtype=np.uint8)
+        if not rows:
+            return RowResults(counts, np.zeros(0, dtype=np.int32), status)
+        try:
+            output = self._backend.step(_inputs(batch, table))
+            sampling = np.flatnonzero(batch.samples)
+            positions = batch.context_lengths[sampling]
+            sampled = self._sampler.sample(output.logits, batch.slots[sampling], positions, table)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise EngineFault("out_of_memory", _one_line(error), kv_survived=True) from error
+        except RuntimeError as error:  # what torch raises for anything that goes wrong in an operation
+            raise EngineFault("engine", _one_line(error), kv_survived=False) from error
+        status[sampling] = sampled.status
+        status[output.broken] = RowStatus.NAN
+        self._clear_broken(batch.slots[status == RowStatus.NAN], table)
+        succeeded = sampling[status[sampling] == RowStatus.OK]
+        counts[succeeded] = 1
+        ids = sampled.ids[status[sampling] == RowStatus.OK]
+        return RowResults(counts, ids, status, _details(status))
+
+    def reset(self) -> None:
+        """Nothing is kept per slot that ``batch.added`` does not bring again."""
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _clear_broken(self, slots: Int32Array, table: SlotTable) -> None:
+        for slot in slots:
+            self._backend.clear_blocks(table.block_table(int(slot)))
+
+
+def build_model_engine(options: WorkerOptions, report: Report) -> Engine:
+    """Load the model and make it ready for its first step.
+
+    Raises ModelError or ArtefactError when it cannot be served as asked, ModelDoesNotFit when memory is short.
+    """
+    if options.tp != 1:
+        raise ModelError(f"tensor parallelism is not built yet: tp is {options.tp}, only 1 works")
+    torch.set_num_threads(options.threads or usable_cpus())
+    report("reading", 0.0)
+    artefacts = load_artefacts(options.model, revision=options.revision, download_dir=options.download_dir)
+    config = ModelConfig.from_dict(artefacts.config)
+    context = _context(options, config)
+    device = resolve_device(options.device)
+    source = _open(artefacts, config, options, device)
+    blocks = _plan_memory(options, config, source.dtype, device, context)
+    checkpoint = source.load(lambda done: report("decoding", done))
+    backend = TorchReference(
+        config,
+        checkpoint,
+        dtype=source.dtype,
+        device=device,
+        context=context,
+        progress=lambda done: report("loading", done),
+    )
+    shape = _pool_shape(options, config, device, context, blocks)
+    backend.allocate_kv(blocks, options.block_size)
+    report("warming up", 0.0)
+    backend.warm_up(shape.max_tokens_per_step, shape.max_slots)
+    description = EngineDescription(
+        shape=shape,
+        numerics_digest=_numerics_digest(config, source.content, backend, options),
+        tokenizer_digest=artefacts.tokenizer_digest(),
+        backend=backend.name,
+    )
+    _log.info("%s: %s, %d KV blocks of %d", artefacts.name, backend.name, blocks, options.block_size)
+    report("ready", 1.0)
+    return ModelEngine(backend, Sampler(shape.max_slots, shape.vocab_size, device), description)
+
+
+def usable_cpus() -> int:
+    """CPUs this process may run on: its affinity mask, cut by the cgroup's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return count
+    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """An opened checkpoint and what it will be computed in."""
+
+    dtype: torch.dtype
+    content: bytes
+    load: Callable[[Callable[[float], None]], Checkpoint]
+    """Given a progress callback, the checkpoint; decodes a GGUF file that was not decoded before."""
+
+
+def _open(artefacts: Artefacts, config: ModelConfig, options: WorkerOptions, device: torch.device) -> _Source:
+    cache = cache_directory()
+    if artefacts.weights.is_dir():
+        files = safetensors_files(artefacts.weights)
+        checkpoint = SafetensorsCheckpoint(files)
+        check_tensors(config, checkpoint.shapes(), artefacts.weights)
+        dtype = resolve_dtype(
+            options.dtype, gguf=False, named=config.dtype, stored=checkpoint.stored_dtype(), device=device
+        )
+        return _Source(dtype, content_id(files, cache), lambda _: checkpoint)
+    dtype = resolve_dtype(options.dtype, gguf=True, named="", stored=torch.float32, device=device)
+    content = content_id([artefacts.weights], cache)
+    gguf = GgufCheckpoint(read_metadata(artefacts.weights), config)
+    return _Source(dtype, content, lambda progress: converted(gguf, config, dtype, content, cache, progress))
+
+
+def _context(options: WorkerOptions, config: ModelConfig) -> int:
+    if options.max_model_len is None:
+        return config.context
+    if not 0 < options.max_model_len <= config.context:
+        raise ModelError(
+            f"--max-model-len {options.max_model_len} is not within the model's context of {config.context} tokens"
+        )
+    return options.max_model_len
+
+
+def _plan_memory(
+    options: WorkerOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, context: int
+) -> int:
+    """Number of KV blocks; raises ModelDoesNotFit when weights and pool exceed the memory."""
+    weights = weight_bytes(config, dtype)
+    block = config.kv_bytes_per_token(dtype.itemsize) * options.block_size
+    needed_blocks = -(-min(context, _USEFUL_TOKENS) // options.block_size)
+    if device.type == "cuda":
+        bound, where = gpu_memory(device, options.gpu_memory_utilization), f"on {device} is left"
+        wanted = bound - weights - _WORKING_BYTES
+    else:
+        bound, where = available_memory(), "of memory is available"
+        wanted = min(_CPU_KV_BYTES, bound - weights - _WORKING_BYTES)
+    if options.kv_cache_memory is not None:
+        wanted = options.kv_cache_memory
+        needed_blocks = max(1, wanted // block)
+        if wanted < block:
+            raise ModelDoesNotFit(f"a KV pool of {human_bytes(wanted)} holds no block of {human_bytes(block)}")
+    if weights + needed_blocks * block + _WORKING_BYTES > bound:
+        raise ModelDoesNotFit(
+            f"the model does not fit: weights {human_bytes(weights)} and a KV pool of at least "
+            f"{human_bytes(needed_blocks * block)} are needed, {human_bytes(bound)} {where}"
+        )
+    most = _max_slots(options, device) * -(-(context + 1) // options.block_size)
+    return max(needed_blocks, min(wanted // block, most))
+
+
+def _max_slots(options: WorkerOptions, device: torch.device) -> int:
+    return options.max_num_seqs or (256 if device.type == "cuda" else 64)
+
+
+def _pool_shape(
+    options: WorkerOptions, config: ModelConfig, device: torch.device, context: int, blocks: int
+) -> PoolShape:
+    slots = _max_slots(options, device)
+    tokens = options.max_num_batched_tokens or (8192 if device.type == "cuda" else 512)
+    return PoolShape(
+        num_blocks=blocks,
+        block_size=options.block_size,
+        max_slots=slots,
+        max_tokens_per_step=max(tokens, slots),
+        max_ids_per_row=1,
+        vocab_size=config.vocab_size,
+        context=context,
+    )
+
+
+def _numerics_digest(config: ModelConfig, content: bytes, backend: Backend, options: WorkerOptions) -> bytes:
+    """Of everything that decides which tokens a request gets: equal digests promise equal tokens."""
+    facts = {
+        "version": _NUMERICS_VERSION,
+        "weights": content.hex(),
+        "config": repr(config),
+        "tp": options.tp,
+        "block size": options.block_size,
+        **backend.numeric_class,
+    }
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).digest()
+
+
+def _inputs(batch: StepBatch, table: SlotTable) -> StepInputs:
+    lengths = batch.lengths
+    slots = np.repeat(batch.slots, lengths)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths) + np.repeat(batch.starts, lengths)
+    width = -(-int(batch.context_lengths.max()) // table.shape.block_size)
+    return StepInputs(
+        tokens=table.tokens[slots, positions].astype(np.int64),
+        starts=batch.starts,
+        lengths=lengths,
+        block_tables=table.blocks[batch.slots, :width],
+        samples=batch.samples,
+    )
+
+
+def _details(status: npt.NDArray[np.uint8]) -> dict[int, str]:
+    reasons = {RowStatus.NAN: "the logits are not finite", RowStatus.EMPTY_SUPPORT: "no token is allowed"}
+    return {int(row): reasons[RowStatus(int(status[row]))] for row in np.flatnonzero(status != RowStatus.OK)}
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:500]

@@ -1,0 +1,111 @@
+"""The main of a frontend process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+
+from frontend.app import create_app
+from frontend.server import FrontendServer
+from frontend.service import Frontend
+from frontend.settings import FrontendSettings
+from frontend.text.errors import TemplateError
+from headrace.artefacts import ArtefactError, Artefacts, byte_artefacts, load_artefacts
+from headrace.lease import LeaseClient
+from protocol.transport import AddressError, NullSecurity, check_address
+
+log = logging.getLogger("headrace.frontend")
+
+BACKLOG = 2048
+
+
+def run(settings: FrontendSettings) -> int:
+    """Serve until told to stop; 0 after a drain, 1 with one line in the log when serving is impossible."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    process = FrontendProcess(settings)
+    try:
+        return process.serve()
+    finally:
+        process.lease.close()
+
+
+class FrontendProcess:
+    """A frontend, its server and its lease, each telling the others what they must know."""
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        self._settings = settings
+        self._server: FrontendServer | None = None
+        self._frontend: Frontend | None = None
+        self._lost = False
+        self.lease = LeaseClient(
+            settings.lease, role="frontend", name=settings.name, on_lost=self._lease_lost, progress=self._turns
+        )
+
+    def serve(self) -> int:
+        """Load, listen, serve; the exit code."""
+        settings = self._settings
+        self.lease.report("starting")
+        try:
+            check_address(settings.scheduler, NullSecurity(settings.insecure_sockets))
+            listener = _listener(settings)
+            frontend = Frontend(
+                settings,
+                _artefacts(settings),
+                on_ready=lambda: self.lease.report("ready"),
+                on_refused=self._refused,
+            )
+        except (AddressError, ArtefactError, TemplateError, OSError) as error:
+            return self._failed(str(error))
+        self._frontend = frontend
+        self._server = FrontendServer(
+            create_app(frontend), frontend, on_drain=lambda: self.lease.report("draining")
+        )
+        if self._lost:
+            return 0
+        gc.collect()
+        gc.freeze()
+        self._server.run(sockets=[listener])
+        return 1 if self._server.fatal else 0
+
+    def _failed(self, reason: str) -> int:
+        log.error("%s", reason)
+        self.lease.report("failed", message=reason)
+        return 1
+
+    def _refused(self, reason: str) -> None:
+        """The scheduler will never take this frontend."""
+        assert self._server is not None
+        self._failed(reason)
+        self._server.fatal = True
+        self._server.stop()
+
+    def _lease_lost(self) -> None:
+        """On the lease's thread: the supervisor is gone, so drain and end."""
+        log.warning("the supervisor is gone; draining")
+        self._lost = True
+        if self._server is not None:
+            self._server.stop_from_thread()
+
+    def _turns(self) -> int:
+        return self._frontend.turns if self._frontend is not None else 0
+
+
+def _artefacts(settings: FrontendSettings) -> Artefacts:
+    if settings.tokenizer == "byte":
+        return byte_artefacts()
+    return load_artefacts(
+        settings.model, revision=settings.revision, download_dir=settings.download_dir, weights=False
+    )
+
+
+def _listener(settings: FrontendSettings) -> socket.socket:
+    """The inherited socket, or a new one. Raises OSError."""
+    if settings.fd >= 0:
+        return socket.socket(fileno=settings.fd)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise OSError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error

@@ -1,0 +1,160 @@
+"""From a checked request to a Submission: the prompt rendered and tokenised, and everything that needs its length."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from frontend import errors, generation, messages
+from frontend.feed import Submission
+from frontend.generation import StopRules
+from frontend.requests import ChatRequest, CommonFields, CompletionRequest
+from frontend.text.templates import ChatTemplate, TemplateError
+from headrace.artefacts import Artefacts
+from protocol.frontend import ModelInfo
+from protocol.packing import pack_u32
+
+COMPLETION_MAX_TOKENS = 16
+"""Output limit of /v1/completions without one from the client; a chat may fill the context."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request ready to be submitted, and what its answer will say about it."""
+
+    submission: Submission
+    seeds: tuple[int, ...]
+    rules: StopRules
+    fingerprint: str
+    notes: dict[str, str] = field(default_factory=dict)
+    """Response headers that tell what was changed."""
+
+
+class Preparer:
+    """Knows the model's tokenizer, template and defaults; has a bounded pool of threads for the heavy part."""
+
+    def __init__(
+        self,
+        artefacts: Artefacts,
+        template: ChatTemplate | None,
+        *,
+        defaults: generation.Defaults,
+        template_kwargs: dict[str, Any],
+        max_model_len: int,
+        threads: int,
+    ) -> None:
+        self._artefacts = artefacts
+        self._tokenizer: Tokenizer = artefacts.tokenizer()
+        self._template = template
+        self._defaults = defaults
+        self._template_kwargs = template_kwargs
+        self._max_model_len = max_model_len
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="headrace-prompt")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def context(self, model: ModelInfo | None) -> int:
+        """Most tokens of prompt and output together."""
+        limits = [self._artefacts.context]
+        if self._max_model_len:
+            limits.append(self._max_model_len)
+        if model is not None:
+            limits.append(model.context)
+        return min(limits)
+
+    async def in_pool(self, work: Callable[[], Any]) -> Any:
+        """Run CPU work without holding up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def prompt_work(self, request: CommonFields) -> Callable[[], list[int]]:
+        """Check what can be checked at once; the result makes the prompt's ids, in a thread. Both raise ApiError."""
+        vocabulary = self._artefacts.vocab_size
+        generation.check_stops(request, vocabulary=vocabulary)
+        if request.stream_options is not None and not request.stream:
+            raise errors.invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
+        if isinstance(request, ChatRequest):
+            return self._chat_work(request)
+        assert isinstance(request, CompletionRequest)
+        return self._completion_work(request, vocabulary)
+
+    def finish(self, request: CommonFields, ids: list[int], model: ModelInfo) -> Prepared:
+        """Budget and parameters, now that the prompt's length is known. Raises ApiError."""
+        chat = isinstance(request, ChatRequest)
+        param = "messages" if chat else "prompt"
+        if not ids:
+            raise errors.invalid_value(param, "The prompt has no tokens.")
+        budget = generation.budget(
+            request,
+            prompt=len(ids),
+            context=self.context(model),
+            default=None if chat else COMPLETION_MAX_TOKENS,
+            where=param,
+            param=param,
+        )
+        rules = generation.stop_rules(request, self._artefacts.end_ids, max_tokens=budget.max_tokens)
+        submission = Submission(
+            model=model.name,
+            tokens=pack_u32(ids),
+            max_tokens=budget.max_tokens,
+            sampling=generation.sampling(request, self._defaults, vocabulary=self._artefacts.vocab_size),
+            stop_ids=pack_u32(sorted(rules.ids)),
+            priority=request.priority or 0,
+        )
+        return Prepared(
+            submission,
+            seeds=(generation.seed_of(request),),
+            rules=rules,
+            fingerprint=f"fp_{model.numerics_digest.hex()[:12]}",
+            notes={"x-clamped": f"max_tokens={budget.max_tokens}"} if budget.clamped else {},
+        )
+
+    def _chat_work(self, request: ChatRequest) -> Callable[[], list[int]]:
+        template = self._template
+        if template is None:
+            raise errors.invalid_value(
+                "messages", "This model has no chat template; start the server with --chat-template to give it one."
+            )
+        messages.check(request.messages)
+        continues = bool(request.continue_final_message)
+        if continues and request.add_generation_prompt:
+            raise errors.invalid_value(
+                "continue_final_message", "'add_generation_prompt' and 'continue_final_message' exclude each other."
+            )
+        generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
+        kwargs = {**self._template_kwargs, **(request.chat_template_kwargs or {})}
+
+        def work() -> list[int]:
+            try:
+                rendered = template.render(
+                    request.messages,
+                    add_generation_prompt=generates,
+                    continue_final_message=continues,
+                    template_kwargs=kwargs,
+                )
+                return template.encode(rendered)
+            except TemplateError as error:
+                raise errors.invalid_value(error.param or "messages", f"Bad conversation: {error}.") from error
+
+        return work
+
+    def _completion_work(self, request: CompletionRequest, vocabulary: int) -> Callable[[], list[int]]:
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            return lambda: list(self._tokenizer.encode(prompt).ids)
+        if any(isinstance(part, str | list) for part in prompt[:1]):
+            raise errors.unsupported("prompt", "Lists of prompts are not supported here yet; send one prompt.")
+        for at, token in enumerate(prompt):
+            param = f"prompt[{at}]"
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise errors.invalid_type(param, f"Invalid type for '{param}': expected a token id.")
+            if not 0 <= token < vocabulary:
+                raise errors.invalid_value(
+                    param, f"Invalid value for '{param}': expected a token id from 0 to {vocabulary - 1}."
+                )
+        return lambda: prompt

@@ -1,0 +1,98 @@
+"""The HTTP server around a frontend: signals, draining, and the order in which things end.
+
+A first SIGTERM or SIGINT drains: no longer ready, new requests refused, answers under way finish within the drain
+limit and then end with an error. A second one ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Generator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from frontend import errors
+from frontend.service import Frontend
+from frontend.settings import FrontendSettings
+
+log = logging.getLogger("headrace.frontend")
+
+LAST_WORDS_SECONDS = 2.0
+"""For error events to reach their clients once the drain limit is over."""
+
+
+class FrontendServer(uvicorn.Server):
+    """uvicorn with draining in place of its own signal handling."""
+
+    def __init__(self, app: ASGIApp, frontend: Frontend, on_drain: Callable[[], None] = lambda: None) -> None:
+        super().__init__(config_of(app, frontend.settings))
+        self.fatal = False
+        """What ends this server is an error, not a wish."""
+        self._frontend = frontend
+        self._on_drain = on_drain
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Entered by uvicorn around the whole life of the server, inside the event loop."""
+        self._loop = asyncio.get_running_loop()
+        caught = (signal.SIGTERM, signal.SIGINT)
+        for number in caught:
+            self._loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in caught:
+                self._loop.remove_signal_handler(number)
+            self._loop = None
+
+    def stop(self) -> None:
+        """Drain; called again, end at once. In the event loop."""
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        else:
+            self.force_exit = True
+            self.should_exit = True
+
+    def stop_from_thread(self) -> None:
+        """The same as ``stop``, from any thread and at any time."""
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self.stop)
+
+    async def _drain(self) -> None:
+        frontend = self._frontend
+        frontend.draining = True
+        self._on_drain()
+        log.info("draining: %d requests under way", frontend.under_way)
+        try:
+            async with asyncio.timeout(frontend.settings.drain_timeout):
+                await frontend.idle.wait()
+        except TimeoutError:
+            log.warning("drain limit reached: %d requests end with an error", frontend.under_way)
+            frontend.client.fail_all(errors.unavailable("This server is shutting down."))
+        self.should_exit = True
+
+
+def config_of(app: ASGIApp, settings: FrontendSettings) -> uvicorn.Config:
+    """uvicorn's configuration; logging is left as the process set it up."""
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=round(settings.keep_alive),
+        timeout_graceful_shutdown=round(LAST_WORDS_SECONDS),
+    )

@@ -1,0 +1,171 @@
+"""The parts of one frontend, put together: what a route handler needs, and nothing about HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+from frontend import errors, fields, generation
+from frontend.choice import ChoiceStream
+from frontend.metrics import Metrics
+from frontend.prepare import Prepared, Preparer
+from frontend.requests import CommonFields
+from frontend.scheduler_client import ClientOptions, SchedulerClient
+from frontend.settings import FrontendSettings
+from frontend.text.detokenizer import Detokenizer
+from frontend.text.templates import ChatTemplate
+from headrace.artefacts import Artefacts
+from protocol.link import LinkTimes
+
+log = logging.getLogger("headrace.frontend")
+
+INLINE_BODY = 64 * 1024
+"""Bodies up to this size are decoded in the event loop; larger ones in a thread."""
+TURN_SECONDS = 0.25
+MAX_LOGGED_FIELDS = 1024
+
+
+class Frontend:
+    """One frontend process."""
+
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        artefacts: Artefacts,
+        *,
+        on_ready: Callable[[], None] = lambda: None,
+        on_refused: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self.settings = settings
+        self.artefacts = artefacts
+        self.names = settings.served_model_names or (artefacts.name,)
+        self.name = self.names[0]
+        """The served name that answers carry, and the model's name on the scheduler's wire."""
+        self.created = int(artefacts.directory.stat().st_mtime)
+        """When the model's files were made; the same in every frontend beside this one."""
+        self.draining = False
+        self.under_way = 0
+        """HTTP requests being answered."""
+        self.idle = asyncio.Event()
+        """Set while none is."""
+        self.idle.set()
+        self.turns = 0
+        """Turns of the event loop, for those who watch that it turns."""
+        self.preparer = Preparer(
+            artefacts,
+            _template(settings, artefacts),
+            defaults=_defaults(settings, artefacts),
+            template_kwargs=settings.default_chat_template_kwargs,
+            max_model_len=settings.max_model_len,
+            threads=settings.tokenizer_threads,
+        )
+        self.client = SchedulerClient(
+            ClientOptions(
+                address=settings.scheduler,
+                model=self.name,
+                tokenizer_digest=artefacts.tokenizer_digest(),
+                insecure_sockets=settings.insecure_sockets,
+                grace=settings.scheduler_grace,
+                times=LinkTimes(peer_timeout=settings.peer_timeout),
+            ),
+            progress=lambda: self.turns,
+            on_first_session=on_ready,
+            on_refused=on_refused,
+        )
+        self.metrics = Metrics(lambda: self.client.load, self.client.statistics, lambda: self.under_way)
+        self._preparing = 0
+        self._logged_fields: set[str] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Hold a session with the scheduler while inside."""
+        self.client.start()
+        turning = asyncio.create_task(self._turn())
+        try:
+            yield
+        finally:
+            turning.cancel()
+            await self.client.close()
+            self.preparer.close()
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request while it is being answered."""
+        self.under_way += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+            if not self.under_way:
+                self.idle.set()
+
+    def not_ready_because(self) -> str:
+        """Why no new request should come here; empty when one may."""
+        return "draining" if self.draining else self.client.not_ready_because()
+
+    def check_model(self, model: str) -> None:
+        """Raise ApiError for a name that is not served here."""
+        if model not in self.names:
+            raise errors.model_not_found(model[:256])
+
+    async def read(self, body: bytes, kind: type[CommonFields]) -> tuple[CommonFields, list[str]]:
+        """The request in a body, and its ignored fields. Raises ApiError."""
+        work = functools.partial(fields.read, body, kind, strict=self.settings.strict_fields)
+        request, ignored = work() if len(body) <= INLINE_BODY else await self.preparer.in_pool(work)
+        for name in ignored:
+            if name not in self._logged_fields and len(self._logged_fields) < MAX_LOGGED_FIELDS:
+                self._logged_fields.add(name)
+                log.info("request field ignored: %s", fields.ignored_header([name]))
+        return request, ignored
+
+    async def prepare(self, request: CommonFields) -> Prepared:
+        """Everything up to the Submit; held while scheduler or model are not there. Raises ApiError."""
+        if self.draining:
+            raise errors.unavailable("This server is shutting down.")
+        self.check_model(request.model)
+        work = self.preparer.prompt_work(request)
+        if self._preparing >= self.settings.max_preparing:
+            raise errors.overloaded("Too many requests are waiting here; try again later.")
+        self._preparing += 1
+        try:
+            model = await self.client.available()
+            self.client.check_credit()
+            ids = await self.preparer.in_pool(work)
+            return self.preparer.finish(request, ids, model)
+        finally:
+            self._preparing -= 1
+
+    def open(self, prepared: Prepared) -> ChoiceStream:
+        """Submit, and read the choice that comes of it."""
+        (feed,) = self.client.submit(prepared.submission, prepared.seeds)
+        return ChoiceStream(feed, prepared.rules, Detokenizer(self.artefacts), self.client.cancel)
+
+    def new_id(self) -> str:
+        """A fresh id for an answer or a request."""
+        return secrets.token_hex(12)
+
+    async def _turn(self) -> None:
+        while True:
+            self.turns += 1
+            await asyncio.sleep(TURN_SECONDS)
+
+
+def _template(settings: FrontendSettings, artefacts: Artefacts) -> ChatTemplate | None:
+    override = settings.chat_template
+    if override and "{" not in override:
+        override = Path(override).expanduser().read_text(encoding="utf-8")
+    if not override and not artefacts.chat_templates:
+        return None
+    return ChatTemplate(artefacts, override or None)
+
+
+def _defaults(settings: FrontendSettings, artefacts: Artefacts) -> generation.Defaults:
+    if settings.generation_config == "none":
+        return generation.Defaults()
+    return generation.Defaults.of_model(artefacts.generation_config)

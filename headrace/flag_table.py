@@ -88,6 +88,9 @@ FRONTEND = (
 SCHEDULER = (
     Flag("frontend-bind", "socket for frontends, tcp://HOST:5570 or ipc://PATH", metavar="ADDRESS"),
     Flag("worker-bind", "socket for workers, tcp://HOST:5571 or ipc://PATH", metavar="ADDRESS"),
+    Flag("metrics-port", "port of a metrics server of its own (none)", port),
+    Flag("metrics-host", "address of that server (127.0.0.1)"),
+    Flag("drain-timeout", "seconds that requests in flight get at the end (30)", number),
     *QUEUE,
     INSECURE_SOCKETS,
     PEER_TIMEOUT,

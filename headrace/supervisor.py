@@ -35,7 +35,8 @@ T = TypeVar("T")
 TURN_SECONDS = 1.0
 PAUSE_SECONDS = 5.0
 """A turn that came this late means that we stood still, not our children."""
-LAUNCHER_GRACE = 5.0
+LAUNCHER_GRACE = 12.0
+"""Longer than what a launcher gives its ranks."""
 SCHEDULER_GRACE = 5.0
 RAY_GRACE = 10.0
 FRONTEND_MARGIN = 5.0
@@ -145,7 +146,6 @@ class Supervisor:
         return Launch(role_command("frontend"), values, fds=(self._listener.fileno(),))
 
     async def _ray_head_launch(self) -> Launch:
-        self._ray_address.clear()
         shutil.rmtree(self._ray_directory, ignore_errors=True)
         values = {"directory": self._ray_directory, "lease": self._lease_path, "num_cpus": 1}
         return Launch(role_command("ray-head"), values)
@@ -161,6 +161,8 @@ class Supervisor:
             "scheduler": self._socket("workers"),
             "lease": self._lease_path,
             "ray_address": self._settings.ray_address,
+            # Our own name: on a shared cluster no other server's ranks are taken for ours.
+            "ray_namespace": f"headrace-{self._run_directory.path.name}",
         }
         if self._ray_head is None:
             return Launch(role_command("workers"), values)
@@ -218,6 +220,7 @@ class Supervisor:
         self._announcer.say(f"{keeper.name} ended with {_ending(status)}; starting it again")
         if keeper is self._ray_head:
             # Without its head a cluster is lost: end what the guard could not, and let the launcher begin afresh.
+            self._ray_address.clear()
             kill(self._strays())
             self._launcher.kill()
 
@@ -281,11 +284,11 @@ class Supervisor:
         self._stop.set()
 
     async def _shut_down(self) -> None:
-        """The launcher first, so that nothing starts again; Ray last, so that workers serve until all is drained."""
-        await self._end(LAUNCHER_GRACE, self._launcher)
+        """Frontends first: what is in flight still needs everything else. Ray last, when no rank needs it any more."""
         await self._end(self._settings.drain_timeout + FRONTEND_MARGIN, *self._frontends)
+        await self._end(LAUNCHER_GRACE, self._launcher)  # ends its ranks
         await self._end(SCHEDULER_GRACE, self._scheduler)
-        await self._leases.close()  # ranks end on this
+        await self._leases.close()  # ranks that no launcher ended do so now
         if self._ray_head is not None:
             await self._ray_head.stop(RAY_GRACE)
         await asyncio.to_thread(end_descendants)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from frontend.main import run
-
 from frontend.settings import FrontendSettings
 from headrace.commands.common import parse, run_role
 

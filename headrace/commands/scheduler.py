@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scheduler.main import SchedulerSettings, run
+from scheduler.main import run
+from scheduler.settings import SchedulerSettings
 
 from headrace.commands.common import parse, run_role
 

@@ -39,6 +39,9 @@ CLOSE_SECONDS = 1.0
 WATCHED_STATES = frozenset({"ready", "bound", "draining"})
 """States in which a main loop turns. While starting or loading, a process may be busy for long."""
 
+UNWATCHED_ROLES = frozenset({"rank"})
+"""A rank's loop stands still while a step runs, which may be long; the scheduler knows each step's deadline."""
+
 
 class LeaseClient:
     """A child's end. Does nothing when ``path`` is empty.
@@ -230,13 +233,16 @@ class LeaseServer:
 class StallWatch:
     """Which children's main loops have stopped turning. Pure: the time is passed in."""
 
-    def __init__(self, limit_seconds: float = 10.0) -> None:
+    def __init__(self, limit_seconds: float = 10.0, exempt_roles: frozenset[str] = UNWATCHED_ROLES) -> None:
         self._limit = limit_seconds
+        self._exempt_roles = exempt_roles
         self._states: dict[int, str] = {}
         self._turned: dict[int, tuple[int, float]] = {}
 
     def observe(self, event: LeaseEvent, now: float) -> None:
         """Take every event of a ``LeaseServer``."""
+        if event.role in self._exempt_roles:
+            return
         if event.kind is LeaseEventKind.GONE:
             self._states.pop(event.pid, None)
             self._turned.pop(event.pid, None)

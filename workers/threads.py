@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
@@ -30,4 +31,9 @@ def limit_threads(threads: int) -> None:
 
     Whatever was there is replaced: Ray sets 1 for an actor without CPUs.
     """
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.update(limited_environment({}, threads))
+
+
+def limited_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
+    """The environment of a process that may use so many threads."""
+    return {**environment, "OMP_NUM_THREADS": str(threads)}

@@ -182,6 +182,13 @@ def test_a_loading_process_may_be_busy_for_long() -> None:
     assert watch.stalled(112.0) == [5]
 
 
+def test_a_ranks_long_step_is_left_to_the_scheduler() -> None:
+    watch = StallWatch(10.0)
+    for kind, details in ((LeaseEventKind.STATE, {"state": "ready"}), (LeaseEventKind.BEAT, {"beat": 0})):
+        watch.observe(LeaseEvent("rank", "m/g0/1/0", 5, kind, details), 0.0)
+    assert watch.stalled(100.0) == []
+
+
 def test_a_pause_of_the_watcher_is_nobodys_stall() -> None:
     watch = StallWatch(10.0)
     watch.observe(event(LeaseEventKind.STATE, state="ready"), 0.0)

@@ -1,0 +1,172 @@
+"""Token ids → text, a few ids at a time.
+
+Every id stands for some bytes; the text is those bytes as UTF-8. Bytes that do not yet make a whole character are held
+back. The bytes of every id are computed once per model, from the tokenizer's decoder.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from headrace.artefacts import ArtefactError
+from headrace.gguf_tokenizer import byte_alphabet
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """What each id of one tokenizer decodes to. Shared by all streams of a model."""
+
+    table: tuple[bytes, ...]
+    """By id; ids without a token are empty."""
+    special: frozenset[int]
+    strip_start: int
+    """How many spaces the decoder takes off the start of a text."""
+    first_spaceless: bool
+    """Whether the decoder drops every space of a text's first token instead."""
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenBytes:
+        """Raises ArtefactError naming a decoder that is not supported."""
+        rule = _Rule.of(json.loads(tokenizer.to_str())["decoder"])
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        to_bytes = rule.to_bytes
+        for token, index in vocabulary.items():
+            table[index] = to_bytes(token)
+        special = frozenset(index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+        return cls(tuple(table), special, rule.strip_start, rule.first_spaceless)
+
+    def of(self, index: int) -> bytes:
+        """The bytes of one id, for logprobs and tokenize; empty for an id that has no token."""
+        return self.table[index] if 0 <= index < len(self.table) else b""
+
+
+class Detokenizer:
+    """The text of one growing sequence of ids.
+
+    The concatenation of what `push` and `flush` return equals `tokenizer.decode` of all ids, however they were split.
+    One difference is deliberate: bytes that are no UTF-8 become U+FFFD as Python's `errors="replace"` has it, where the
+    library's byte-fallback decoder writes one for every byte of the whole run, valid characters included.
+
+    `continues_text`: the sequence follows a raw prompt, so the space the decoder would take off the start of a text
+    stays.
+    """
+
+    def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True, continues_text: bool = False) -> None:
+        self._table = tokens.table
+        self._skipped = tokens.special if skip_special_tokens else frozenset()
+        self._decode = _utf8_decoder("replace").decode
+        self._strip = 0 if continues_text else tokens.strip_start
+        self._first_spaceless = tokens.first_spaceless and not continues_text
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The new text that `ids` complete; ids outside the vocabulary are ignored."""
+        if self._first_spaceless:
+            return self._push_first(ids)
+        table, skipped = self._table, self._skipped
+        size = len(table)
+        text = self._decode(b"".join([table[index] for index in ids if 0 <= index < size and index not in skipped]))
+        return self._stripped(text) if self._strip and text else text
+
+    def flush(self) -> str:
+        """The end of the text: U+FFFD for bytes that never became a character."""
+        return self._decode(b"", True)
+
+    def _push_first(self, ids: Iterable[int]) -> str:
+        """Until the first token that counts; the decoder drops all of that token's spaces."""
+        rest = list(ids)
+        for at, index in enumerate(rest):
+            if 0 <= index < len(self._table) and index not in self._skipped:
+                self._first_spaceless = False
+                return self._decode(self._table[index].replace(b" ", b"")) + self.push(rest[at + 1 :])
+        return ""
+
+    def _stripped(self, text: str) -> str:
+        kept = text.lstrip(" ")
+        taken = min(self._strip, len(text) - len(kept))
+        self._strip = 0 if kept or taken == self._strip else self._strip - taken
+        return text[taken:]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How a tokenizer's decoder turns one token into bytes."""
+
+    to_bytes: Callable[[str], bytes]
+    strip_start: int = 0
+    first_spaceless: bool = False
+
+    @classmethod
+    def of(cls, decoder: dict[str, Any] | None) -> _Rule:
+        steps = _steps(decoder)
+        kinds = [step["type"] for step in steps]
+        if kinds == ["ByteLevel"]:
+            return cls(_ByteLevel())
+        if kinds == ["Metaspace"]:
+            (step,) = steps
+            prefixed = step.get("prepend_scheme", "always") != "never"
+            return cls(_Replacing([(step["replacement"], " ")], byte_tokens=False), first_spaceless=prefixed)
+        strip = 0
+        if kinds[-1:] == ["Strip"] and "Fuse" in kinds:
+            last = steps.pop()
+            if last["content"] == " " and last.get("stop", 0) == 0:
+                strip = last["start"]
+                kinds.pop()
+        if steps and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "ByteLevel"} and "ByteLevel" not in kinds[1:]:
+            replacements = [_replacement(step) for step in steps if step["type"] == "Replace"]
+            if kinds[0] == "ByteLevel" and not replacements and "ByteFallback" not in kinds:
+                return cls(_ByteLevel(), strip_start=strip)
+            if kinds[0] != "ByteLevel":
+                return cls(_Replacing(replacements, byte_tokens="ByteFallback" in kinds), strip_start=strip)
+        raise ArtefactError(f"tokenizer decoder {' + '.join(kinds) or 'none'} is not supported")
+
+
+def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
+
+
+def _replacement(step: dict[str, Any]) -> tuple[str, str]:
+    pattern = step["pattern"].get("String")
+    if pattern is None:
+        raise ArtefactError("a tokenizer decoder that replaces by a regular expression is not supported")
+    return pattern, step["content"]
+
+
+class _ByteLevel:
+    """GPT-2's alphabet: one letter a byte. A token with any other letter is plain text."""
+
+    def __init__(self) -> None:
+        self._bytes = {letter: byte for byte, letter in byte_alphabet().items()}
+
+    def __call__(self, token: str) -> bytes:
+        try:
+            return bytes(map(self._bytes.__getitem__, token))
+        except KeyError:
+            return token.encode("utf-8", "replace")
+
+
+class _Replacing:
+    """SentencePiece: a token is text with a stand-in for the space, or one byte written <0xNN>."""
+
+    def __init__(self, replacements: Sequence[tuple[str, str]], *, byte_tokens: bool) -> None:
+        self._replacements = replacements
+        self._byte_tokens = byte_tokens
+
+    def __call__(self, token: str) -> bytes:
+        if self._byte_tokens and _BYTE_TOKEN.fullmatch(token):
+            return bytes((int(token[3:5], 16),))
+        for old, new in self._replacements:
+            token = token.replace(old, new)
+        return token.encode("utf-8", "replace")

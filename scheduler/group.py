@@ -79,6 +79,10 @@ class GroupScheduler:
         """Plans made and not done."""
         return len(self._ledger.records)
 
+    def is_out(self, step: int) -> bool:
+        """Whether the plan of this step was made and is not done."""
+        return self._ledger.last_done < step <= self._ledger.last_planned
+
     @property
     def next_step(self) -> int:
         """The step the next plan will carry."""
@@ -88,6 +92,11 @@ class GroupScheduler:
     def pending_prefill(self) -> int:
         """Prefill tokens of admitted sequences that no plan covers yet."""
         return self._tenancy.pending_prefill
+
+    @property
+    def blocks_used(self) -> int:
+        """Blocks held by sequences."""
+        return self.shape.num_blocks - self._tenancy.pool.free
 
     @property
     def has_room(self) -> bool:
@@ -130,16 +139,17 @@ class GroupScheduler:
         live = slots.generation[record.slots] == record.generations
         slots.under_way[record.slots[live]] -= record.samples[live]
         finished: list[Finished] = []
-        deliveries = [self._accept(record, rows, live, finished)]
+        delivery = self._accept(record, rows, live, finished)
         if rows.status.any():
             self._take_failures(record, rows, live, finished)
         if self._ledger.settling:
-            deliveries += self._take_late_ids(record, rows, finished)
+            late = self._take_late_ids(record, rows, finished)
+            delivery = delivery.joined(late) if late else delivery
             self._planner.preempted += self._ledger.take_settled()
-        self._generation_tokens += sum(int(delivery.counts.sum()) for delivery in deliveries)
+        self._generation_tokens += int(delivery.counts.sum())
         self._steps += 1
         self._step_us += done.step_us
-        return StepOutcome(tuple(delivery for delivery in deliveries if len(delivery)), finished)
+        return StepOutcome(delivery, finished)
 
     def _accept(self, record: PlanRecord, rows: Rows, live: BoolArray, finished: list[Finished]) -> Delivery:
         """Append each live row's ids, cut at a stop id and at its limit; end the sequences that reached one."""
@@ -221,6 +231,10 @@ class GroupScheduler:
         """Preempted sequences whose ids have all arrived; the caller queues them again."""
         requeued, self._planner.preempted = self._planner.preempted, []
         return requeued
+
+    def unfinished(self) -> list[Sequence]:
+        """Everything that runs here or waits for its last ids from here."""
+        return [*self._tenancy.sequences(), *self._ledger.settling.values()]
 
     def in_flight(self) -> list[Sequence]:
         """Unfinished sequences that an outstanding plan names."""

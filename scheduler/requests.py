@@ -52,6 +52,11 @@ class Request:
     deadline: float | None
     choices: list[Sequence] = field(default_factory=list)
 
+    @property
+    def finished(self) -> bool:
+        """Every choice had its finish."""
+        return all(choice.state is State.FINISHED for choice in self.choices)
+
 
 @dataclass(eq=False, slots=True)
 class Sequence:

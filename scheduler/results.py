@@ -56,6 +56,20 @@ class Delivery:
     def __len__(self) -> int:
         return len(self.counts)
 
+    def joined(self, others: list[Delivery]) -> Delivery:
+        """These rows, then the others'."""
+        parts = [self, *others]
+        width = max(part.ids.shape[1] for part in parts)
+        return Delivery(
+            session=np.concatenate([part.session for part in parts]),
+            rid=np.concatenate([part.rid for part in parts]),
+            first=np.concatenate([part.first for part in parts]),
+            counts=np.concatenate([part.counts for part in parts]),
+            ids=np.concatenate(
+                [np.pad(part.ids, ((0, 0), (0, width - part.ids.shape[1])), constant_values=FILLER) for part in parts]
+            ),
+        )
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -72,7 +86,7 @@ class Finished:
 class StepOutcome:
     """What a StepDone means to everyone else."""
 
-    deliveries: tuple[Delivery, ...]
+    delivery: Delivery
     finished: list[Finished]
 
 

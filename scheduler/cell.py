@@ -1,0 +1,350 @@
+"""One cell: what frontends asked for, and the one answer each of their requests gets.
+
+Pure: events in with the time they happened, messages out through ``take_outbox``. Knows sessions by number only, and
+nothing of sockets, connections or greetings. Where requests run is the fleet's business.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from protocol.frontend import (
+    Abort,
+    Credit,
+    Finish,
+    FinishReason,
+    Limits,
+    Load,
+    ModelInfo,
+    Reject,
+    RejectCode,
+    Submit,
+)
+from protocol.ids import Epoch, SessionId
+from protocol.requests import MAX_CHOICES
+from protocol.worker import GroupDown, KillGroup, Register, StepDone, StepFailed
+from scheduler.block_pool import IntegrityError
+from scheduler.directory import Model
+from scheduler.fleet import Fleet
+from scheduler.frames import FrameBuilder
+from scheduler.intake import SubmitRefused, read_submit
+from scheduler.load import LoadPacer
+from scheduler.outbox import Outbox, Outgoing, ToFrontend, ToFrontends
+from scheduler.requests import Request, Sequence, State
+from scheduler.settings import CellSettings
+
+SPARE_DEADLINES = 1024
+"""Deadlines of finished requests are kept up to this many beyond the live ones, then swept."""
+
+
+@dataclass(frozen=True)
+class CellStatistics:
+    """Counters since start, and what is held now."""
+
+    frontends: int
+    models: int
+    groups: int
+    requests: int
+    """Choices without a finish."""
+    requests_waiting: int
+    waiting_tokens: int
+    stale_steps: int
+    group_losses: int
+    requeues: int
+    finished: dict[str, int]
+    """By reason."""
+    rejected: dict[str, int]
+    """Submits, by code."""
+
+
+class Cell:
+    """Requests, queue and groups of one scheduler."""
+
+    def __init__(self, settings: CellSettings, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self.draining = False
+        self.frames_dropped = 0
+        """Set by whoever reads sockets; relayed in Load."""
+        self._settings = settings
+        self._outbox, self._frames = Outbox(), FrameBuilder()
+        self._fleet = Fleet(settings, epoch, self._outbox, self._frames)
+        self._frontends: dict[SessionId, dict[int, Sequence]] = {}
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._arrivals = itertools.count()
+        self._pacer = LoadPacer()
+        self._finished: Counter[FinishReason] = Counter()
+        self._rejected: Counter[RejectCode] = Counter()
+
+    def take_outbox(self) -> list[Outgoing]:
+        """Everything to be sent since the last call, in order."""
+        return self._outbox.take()
+
+    # -------------------------------------------------------------------------------------------------- frontends
+
+    def frontend_joined(self, session: SessionId) -> None:
+        """A frontend's session opened."""
+        self._frontends[session] = {}
+
+    def frontend_lost(self, session: SessionId) -> None:
+        """A frontend's session ended: nobody waits for its requests any more."""
+        for sequence in self._frontends.pop(session, {}).values():
+            self._fleet.withdraw(sequence)
+        self._frames.forget(session)
+
+    def submit(self, session: SessionId, submit: Submit, now: float) -> None:
+        """Queue a Submit, or refuse it as a whole."""
+        live = self._frontends[session]
+        rids = [choice.rid for choice in submit.choices]
+        try:
+            model = self._model_for(submit)
+            request = read_submit(submit, session, model.info, now, self._arrivals)
+            if not live.keys().isdisjoint(rids):
+                raise SubmitRefused(RejectCode.INVALID, "a rid was used before")
+            self._check_queue(request, now)
+        except SubmitRefused as refused:
+            # A rid that is live keeps its one finish; the others get their one reject.
+            self._reject(session, [rid for rid in rids if rid not in live], refused)
+            return
+        for sequence in request.choices:
+            live[sequence.rid] = sequence
+            self._queue(model, sequence)
+        self._watch_deadline(request)
+
+    def abort(self, session: SessionId, abort: Abort) -> None:
+        """End these choices, whatever they are doing; one that is unknown or has finished is left as it is."""
+        live = self._frontends[session]
+        for rid in abort.rids:
+            if rid in live:
+                self._withdraw(live[rid], FinishReason.ABORT)
+
+    def _model_for(self, submit: Submit) -> Model:
+        if self.draining:
+            raise SubmitRefused(RejectCode.DRAINING, "the scheduler is shutting down")
+        model = self._fleet.models.get(submit.model)
+        if model is None:
+            raise SubmitRefused(RejectCode.UNKNOWN_MODEL, f"no group has registered the model {submit.model!r}")
+        return model
+
+    def _check_queue(self, request: Request, now: float) -> None:
+        """The queue is bounded in requests and in tokens; an empty one takes any single Submit."""
+        waiting, waiting_tokens = self._waiting()
+        tokens = sum(sequence.length for sequence in request.choices)
+        if waiting and (
+            waiting + len(request.choices) > self._settings.max_queue_requests
+            or waiting_tokens + tokens > self._settings.max_queue_tokens
+        ):
+            raise SubmitRefused(
+                RejectCode.OVERLOADED,
+                f"{waiting} requests with {waiting_tokens} tokens are waiting",
+                self._fleet.drain_rate.retry_after_ms(waiting, now),
+            )
+
+    def _queue(self, model: Model, sequence: Sequence) -> None:
+        """It waits, unless its tail already satisfies a stop id or its length: then it is finished at once."""
+        satisfied = sequence.satisfied_by_output()
+        if satisfied is None:
+            model.queue.add(sequence)
+        else:
+            self._finish(sequence, satisfied[0], stop_id=satisfied[1])
+
+    def _withdraw(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
+        self._fleet.withdraw(sequence)
+        self._finish(sequence, reason, message=message)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, *, stop_id: int = -1, message: str = "") -> None:
+        """Its one finish; it has left queue and group already, and its output is complete."""
+        sequence.state = State.FINISHED
+        session = sequence.request.session
+        del self._frontends[session][sequence.rid]
+        self._finished[reason] += 1
+        self._frames.finish(session, Finish(sequence.rid, reason, len(sequence.output), stop_id, message))
+
+    def _reject(self, session: SessionId, rids: list[int], refused: SubmitRefused) -> None:
+        if rids:
+            self._rejected[refused.code] += 1
+            message = Reject(tuple(rids), refused.code, refused.message[:4096], refused.retry_after_ms)
+            self._outbox.add(ToFrontend(session, message))
+
+    # ----------------------------------------------------------------------------------------------------- groups
+
+    def refusal(self, register: Register) -> str:
+        """Why a group cannot join, in words for its log; empty when it can."""
+        return self._fleet.refusal(register)
+
+    def group_joined(self, session: SessionId, register: Register, now: float) -> None:
+        """A leader's session opened and was welcomed; Reset follows at once."""
+        model = self._fleet.join(session, register, now)
+        self._shorten_what_no_group_can_hold(model)
+
+    def group_lost(self, session: SessionId, reason: str, now: float) -> None:
+        """A leader's session ended."""
+        self._fleet.lose(session, reason, now)
+
+    def group_down(self, down: GroupDown, now: float) -> None:
+        """A launcher says that an incarnation has ended."""
+        self._fleet.down(down, now)
+
+    def given_up(self) -> list[KillGroup]:
+        """Incarnations that must not live on, for a launcher that has just come."""
+        return self._fleet.given_up()
+
+    def step_done(self, session: SessionId, done: StepDone, now: float) -> None:
+        """Ids of a step: the next plan leaves first, then the frames."""
+        outcome = self._fleet.step_done(session, done, now)
+        if outcome is None:
+            return
+        for finished in outcome.finished:
+            self._finish(finished.sequence, finished.reason, stop_id=finished.stop_id, message=finished.message)
+        self._fleet.refill(session, now)
+        group = self._fleet.groups[session].name
+        for destination, frame in self._frames.step_frames(group, done.step, outcome.delivery):
+            self._outbox.add(ToFrontend(destination, frame))
+
+    def step_failed(self, session: SessionId, failed: StepFailed, now: float) -> None:
+        """A plan was not executed: nothing is lost but the work."""
+        self._fleet.step_failed(session, failed, now)
+
+    def _shorten_what_no_group_can_hold(self, model: Model) -> None:
+        """Requests accepted under a longer context get what the groups of today can give."""
+        longest = max(group.scheduler.shape.effective_context for group in model.groups.values())
+        for sequence in model.queue:
+            room = max(longest - len(sequence.request.prompt), 0)
+            if sequence.request.limit > room:
+                model.queue.remove(sequence)
+                sequence.request.limit = room
+                self._queue(model, sequence)
+
+    # ------------------------------------------------------------------------------------------------------- time
+
+    def advance(self, now: float) -> None:
+        """After the events of one turn: what is overdue, who can start, which plans can go, what is left to say."""
+        self._fleet.judge_overdue_steps(now)
+        self._end_expired(now)
+        self._refuse_what_waits_in_vain(now)
+        self._fleet.refill_all(now)
+        for session, frame in self._frames.stepless_frames():
+            self._outbox.add(ToFrontend(session, frame))
+        if self._pacer.due(now):
+            load = self.load()
+            if self._pacer.passes(load, now):
+                self._outbox.add(ToFrontends(load))
+
+    def next_deadline(self) -> float | None:
+        """When the earliest deadline passes."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def restart_timers(self, now: float) -> None:
+        """This process was paused: every step gets its time again."""
+        for group in self._fleet.groups.values():
+            group.watch.restart(now)
+
+    def _watch_deadline(self, request: Request) -> None:
+        if request.deadline is None:
+            return
+        if len(self._deadlines) > sum(map(len, self._frontends.values())) + SPARE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (request.deadline, request.choices[0].arrival, request))
+
+    def _end_expired(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            for sequence in request.choices:
+                if sequence.state is not State.FINISHED:
+                    self._withdraw(sequence, FinishReason.DEADLINE)
+
+    def _refuse_what_waits_in_vain(self, now: float) -> None:
+        """A model without a group for too long: a Submit of which nothing started is rejected, the rest fails."""
+        for model in self._fleet.models.values():
+            since = model.without_group_since
+            if since is None or now - since < self._settings.model_grace:
+                continue
+            message = f"the model {model.name} has had no group for {self._settings.model_grace:g} s"
+            for request in dict.fromkeys(sequence.request for sequence in model.queue):
+                self._give_back(request, message)
+
+    def _give_back(self, request: Request, message: str) -> None:
+        waiting = [sequence for sequence in request.choices if sequence.state is State.QUEUED]
+        if len(waiting) < len(request.choices) or any(sequence.started for sequence in waiting):
+            for sequence in waiting:
+                self._withdraw(sequence, FinishReason.ERROR, message)
+            return
+        for sequence in waiting:
+            self._fleet.withdraw(sequence)
+            del self._frontends[request.session][sequence.rid]
+        refused = SubmitRefused(RejectCode.UNAVAILABLE, message)
+        self._reject(request.session, [sequence.rid for sequence in waiting], refused)
+
+    # --------------------------------------------------------------------------------------------------- accounts
+
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Every model known, with or without a group."""
+        return tuple(model.info for model in self._fleet.models.values())
+
+    def limits(self) -> Limits:
+        """Bounds for frontends."""
+        return Limits(MAX_CHOICES, self._settings.max_queue_requests, self._settings.max_queue_tokens)
+
+    def credit(self) -> Credit:
+        """What may still be queued."""
+        waiting, tokens = self._waiting()
+        return Credit(
+            max(self._settings.max_queue_requests - waiting, 0), max(self._settings.max_queue_tokens - tokens, 0)
+        )
+
+    def load(self) -> Load:
+        """Queue, groups and credit now."""
+        waiting, tokens = self._waiting()
+        groups = tuple(group.load() for group in self._fleet.groups.values())
+        return Load(
+            credit=self.credit(),
+            requests_running=sum(group.requests_running for group in groups),
+            requests_waiting=waiting,
+            waiting_tokens=tokens,
+            frames_dropped=self.frames_dropped,
+            groups=groups,
+        )
+
+    @property
+    def idle(self) -> bool:
+        """No request is without its finish."""
+        return not any(self._frontends.values())
+
+    def statistics(self) -> CellStatistics:
+        """A frozen view of the counters."""
+        waiting, tokens = self._waiting()
+        return CellStatistics(
+            frontends=len(self._frontends),
+            models=len(self._fleet.models),
+            groups=len(self._fleet.groups),
+            requests=sum(map(len, self._frontends.values())),
+            requests_waiting=waiting,
+            waiting_tokens=tokens,
+            stale_steps=self._fleet.stale_steps,
+            group_losses=self._fleet.losses,
+            requeues=self._fleet.requeues,
+            finished={reason.name.lower(): count for reason, count in self._finished.items()},
+            rejected={code.name.lower(): count for code, count in self._rejected.items()},
+        )
+
+    def _waiting(self) -> tuple[int, int]:
+        queues = [model.queue for model in self._fleet.models.values()]
+        return sum(map(len, queues)), sum(queue.tokens for queue in queues)
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless every unfinished choice is in exactly one place, and every place holds such."""
+        live = {id(seq): seq for requests in self._frontends.values() for seq in requests.values()}
+        found: list[Sequence] = []
+        for model in self._fleet.models.values():
+            model.queue.check_integrity()
+            found += model.queue
+            for group in model.groups.values():
+                group.scheduler.check_integrity()
+                found += group.scheduler.unfinished()
+        if len(found) != len(live) or {id(sequence) for sequence in found} != live.keys():
+            raise IntegrityError(f"{len(live)} choices await a finish, {len(found)} are queued, running or settling")
+        if any(sequence.state is State.FINISHED for sequence in found):
+            raise IntegrityError("a finished choice still awaits its finish")

@@ -1,0 +1,239 @@
+"""The groups of a cell: who joins, who is given up, what is placed where, and the plans that keep them busy.
+
+Pure. Knows requests as things to place; nothing of frontends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from protocol.frontend import ModelDown, ModelUp, Started
+from protocol.ids import Epoch, Incarnation, SessionId
+from protocol.worker import GroupDown, KillGroup, Register, Reset, StepDone, StepFailed
+from scheduler.directory import Group, Model, cheapest, new_model
+from scheduler.frames import FrameBuilder
+from scheduler.group import GroupScheduler
+from scheduler.load import DrainRate
+from scheduler.outbox import EndLeader, Outbox, ToFrontends, ToLaunchers, ToLeader
+from scheduler.requests import Sequence, State
+from scheduler.results import BadStepDone, StepOutcome
+from scheduler.settings import CellSettings
+from scheduler.shape import GroupShape, UnusableGroup
+from scheduler.step_watch import StepWatch, Verdict
+
+logger = logging.getLogger(__name__)
+
+LOOK_AHEAD = 8
+"""Requests considered past one that does not fit, and how often one may be passed before all wait for it."""
+
+MOST_FAILURES = 3
+"""Failed steps in a row, after which a group is given up."""
+
+
+class Fleet:
+    """Models with their queues, and the groups that serve them."""
+
+    def __init__(self, settings: CellSettings, epoch: Epoch, outbox: Outbox, frames: FrameBuilder) -> None:
+        self.models: dict[str, Model] = {}
+        self.groups: dict[SessionId, Group] = {}
+        self.drain_rate = DrainRate()
+        self.stale_steps = 0
+        """StepDone and StepFailed that answered no outstanding plan."""
+        self.losses = 0
+        self.requeues = 0
+        self._settings = settings
+        self._epoch = epoch
+        self._outbox = outbox
+        self._frames = frames
+        self._given_up: dict[str, int] = {}
+
+    # ------------------------------------------------------------------------------------------- coming and going
+
+    def refusal(self, register: Register) -> str:
+        """Why a group cannot join, in words for its log; empty when it can."""
+        if self._given_up.get(register.group) == register.incarnation:
+            return f"incarnation {register.incarnation:#x} of group {register.group} was given up; launch another"
+        try:
+            GroupShape.of(register, self._settings.watermark)
+        except UnusableGroup as error:
+            return str(error)
+        model = self.models.get(register.model)
+        return model.conflict(register) if model else ""
+
+    def join(self, session: SessionId, register: Register, now: float) -> Model:
+        """A leader's session opened; its group has dropped every slot. ``refusal`` was asked before."""
+        self._given_up.pop(register.group, None)
+        for other in [group for group in self.groups.values() if group.name == register.group]:
+            self.lose(other.session, "the group registered again", now)
+        model = self.models.setdefault(register.model, new_model(register))
+        shape = GroupShape.of(register, self._settings.watermark)
+        scheduler = GroupScheduler(shape, self._epoch, Incarnation(register.incarnation))
+        watch = StepWatch(self._settings.step_times)
+        group = Group(register.group, register.incarnation, session, register, scheduler, watch)
+        self.groups[session] = model.groups[group.name] = group
+        model.without_group_since = None
+        self._outbox.add(ToLeader(session, Reset(self._epoch, scheduler.next_step)))
+        self._outbox.add(ToFrontends(ModelUp(model.describe())))
+        logger.info("group %s serves %s: %s", group.name, model.name, shape)
+        return model
+
+    def lose(self, session: SessionId, reason: str, now: float) -> None:
+        """A leader's session ended for whatever reason: its requests wait at the head, with the ids they have."""
+        group = self.groups.pop(session, None)
+        if group is None:
+            return
+        self.losses += 1
+        for sequence in group.scheduler.in_flight():
+            sequence.suspicion += 1
+        self._requeue(group.scheduler.reset())
+        model = self.models[group.register.model]
+        del model.groups[group.name]
+        logger.warning("group %s of %s is gone: %s", group.name, model.name, reason)
+        description = model.describe()
+        if model.groups:
+            self._outbox.add(ToFrontends(ModelUp(description)))
+        else:
+            model.without_group_since = now
+            self._outbox.add(ToFrontends(ModelDown(model.name, reason[:4096])))
+
+    def down(self, down: GroupDown, now: float) -> None:
+        """The launcher's sentinel saw a rank go; the leader's session may not know yet."""
+        for group in list(self.groups.values()):
+            if (group.name, group.incarnation) == (down.group, down.incarnation):
+                self._outbox.add(EndLeader(group.session, down.cause))
+                self.lose(group.session, down.cause, now)
+
+    def given_up(self) -> list[KillGroup]:
+        """Incarnations that must not live on, for a launcher that has just come."""
+        return [KillGroup(name, incarnation, "given up earlier") for name, incarnation in self._given_up.items()]
+
+    def give_up(self, group: Group, reason: str, now: float) -> None:
+        """The group is DEAD: have it killed and relaunched; nothing of this incarnation counts any more."""
+        self._given_up[group.name] = group.incarnation
+        self._outbox.add(ToLaunchers(KillGroup(group.name, group.incarnation, reason[:4096])))
+        self._outbox.add(EndLeader(group.session, reason))
+        self.lose(group.session, reason, now)
+
+    def judge_overdue_steps(self, now: float) -> None:
+        """An overdue step makes its group suspect, and in the end dead."""
+        for group in list(self.groups.values()):
+            verdict = group.watch.verdict(now)
+            if verdict is Verdict.DEAD:
+                self.give_up(group, "a step took too long", now)
+            elif verdict is Verdict.SUSPECT and not group.suspect:
+                group.suspect = True
+                logger.warning("group %s is suspect: its step is overdue", group.name)
+
+    # ------------------------------------------------------------------------------------------------------ steps
+
+    def step_done(self, session: SessionId, done: StepDone, now: float) -> StepOutcome | None:
+        """What a step returned; None when it answers no plan of ours. The caller then asks to ``refill`` the group."""
+        group = self._answering(session, done)
+        if group is None:
+            return None
+        try:
+            outcome = group.scheduler.step_done(done)
+        except BadStepDone as error:
+            self._fail(group, f"step {done.step}: {error}", now)
+            return None
+        if outcome is None:
+            self.stale_steps += 1
+            return None
+        group.watch.done(now, more_out=group.scheduler.plans_out > 0)
+        group.suspect, group.failures_in_a_row = False, 0
+        self._requeue(group.scheduler.take_requeued())
+        return outcome
+
+    def step_failed(self, session: SessionId, failed: StepFailed, now: float) -> None:
+        """A plan was not executed and later ones are discarded: every row is requeued and the tables start afresh."""
+        group = self._answering(session, failed)
+        if group is None:
+            return
+        if group.scheduler.is_out(failed.step):
+            self._fail(group, f"step {failed.step}: {failed.kind} {failed.message}", now)
+        else:
+            self.stale_steps += 1
+
+    def _answering(self, session: SessionId, message: StepDone | StepFailed) -> Group | None:
+        """The group that a message speaks for, if it is of this epoch and incarnation."""
+        group = self.groups.get(session)
+        if group is not None and (message.epoch, message.incarnation) == (self._epoch, group.incarnation):
+            return group
+        self.stale_steps += 1
+        return None
+
+    def _fail(self, group: Group, reason: str, now: float) -> None:
+        group.failures_in_a_row += 1
+        logger.error("group %s failed (%d in a row): %s", group.name, group.failures_in_a_row, reason)
+        if group.failures_in_a_row >= MOST_FAILURES:
+            self.give_up(group, f"{MOST_FAILURES} failed steps in a row; the last: {reason}", now)
+            return
+        self._requeue(group.scheduler.reset())
+        group.watch.reset()
+        self._outbox.add(ToLeader(group.session, Reset(self._epoch, group.scheduler.next_step)))
+
+    def _requeue(self, sequences: list[Sequence]) -> None:
+        self.requeues += len(sequences)
+        for sequence in sequences:
+            self.models[sequence.request.model].queue.add(sequence)
+
+    # -------------------------------------------------------------------------------------------------- placement
+
+    def refill(self, session: SessionId, now: float) -> None:
+        """Admit to one group and plan for it: what its StepDone made possible."""
+        group = self.groups[session]
+        self._admit(self.models[group.register.model], [group], now)
+        self._plan(group, now)
+
+    def refill_all(self, now: float) -> None:
+        """Admit to every group and plan for it."""
+        for model in self.models.values():
+            self._admit(model, model.groups.values(), now)
+        for group in self.groups.values():
+            self._plan(group, now)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Take a choice out of wherever it is; its output stays with it."""
+        model = self.models[sequence.request.model]
+        if sequence.state is State.QUEUED:
+            model.queue.remove(sequence)
+            sequence.state = State.FINISHED
+        elif sequence.state is not State.FINISHED:
+            model.groups[sequence.group].scheduler.end(sequence)
+
+    def _admit(self, model: Model, groups: Iterable[Group], now: float) -> None:
+        """Place waiting requests in order, looking a little past those that do not fit."""
+        if not model.queue:
+            return
+        free_blocks = {group: group.scheduler.free_for_admission() for group in groups if group.accepts}
+        passed: list[Sequence] = []
+        for sequence in model.queue:
+            if not free_blocks or len(passed) > LOOK_AHEAD or any(other.passed_over >= LOOK_AHEAD for other in passed):
+                return
+            group = cheapest(sequence, free_blocks)
+            if group is None:
+                passed.append(sequence)
+                continue
+            self._start(model, sequence, group, now)
+            free_blocks[group] = group.scheduler.free_for_admission()
+            if not group.accepts:
+                del free_blocks[group]
+            for other in passed:
+                other.passed_over += 1
+
+    def _start(self, model: Model, sequence: Sequence, group: Group, now: float) -> None:
+        model.queue.remove(sequence)
+        sequence.group, sequence.passed_over = group.name, 0
+        group.scheduler.admit(sequence)
+        self.drain_rate.admitted(now)
+        if not sequence.started:
+            sequence.started = True
+            self._frames.start(sequence.request.session, Started(sequence.rid, group.name, cached_tokens=0))
+
+    def _plan(self, group: Group, now: float) -> None:
+        """Keep two plans out; whoever a plan preempted waits at the head, once it has settled."""
+        while (plan := group.scheduler.plan()) is not None:
+            self._outbox.add(ToLeader(group.session, plan))
+            group.watch.planned(now)
+        self._requeue(group.scheduler.take_requeued())

@@ -1,0 +1,96 @@
+"""What a Submit must be before it is queued: every check, and the request it becomes.
+
+A Submit is taken or refused as a whole. Nothing here looks at load; see Cell for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from protocol.frontend import ModelInfo, RejectCode, Submit
+from protocol.ids import SessionId
+from protocol.packing import PackingError, unpack_u32
+from scheduler.requests import Int32Array, Request, Sequence
+
+U64_END = 1 << 64
+BLOCK_HASH_BYTES = 16
+
+
+class SubmitRefused(ValueError):
+    """A Submit that is not taken; says why in words for a client."""
+
+    def __init__(self, code: RejectCode, message: str, retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after_ms = retry_after_ms
+
+
+def read_submit(submit: Submit, session: SessionId, model: ModelInfo, now: float, arrivals: Iterator[int]) -> Request:
+    """The request of a Submit, its choices not queued yet. Raises SubmitRefused."""
+    _check_supported(submit)
+    prompt = _ids(submit.tokens, "tokens", model.vocab_size)
+    if not len(prompt):
+        raise SubmitRefused(RejectCode.INVALID, "the prompt has no tokens")
+    if len(prompt) >= model.context:
+        raise SubmitRefused(
+            RejectCode.NEVER_FITS,
+            f"the prompt has {len(prompt)} tokens and the model's context is {model.context} tokens, output included",
+        )
+    if submit.max_tokens < 1:
+        raise SubmitRefused(RejectCode.INVALID, "max_tokens must be at least 1")
+    if len(submit.block_hashes) % BLOCK_HASH_BYTES:
+        raise SubmitRefused(RejectCode.INVALID, f"block hashes come in {BLOCK_HASH_BYTES} bytes each")
+    stops = _ids(submit.stop_ids, "stop ids", model.vocab_size)
+    request = Request(
+        session=session,
+        model=submit.model,
+        prompt=prompt,
+        limit=min(submit.max_tokens, model.context - len(prompt)),
+        sampling=submit.sampling,
+        stop_ids=submit.stop_ids,
+        stops=frozenset(stops.tolist()),
+        priority=submit.priority,
+        deadline=None if submit.remaining_ms is None else now + submit.remaining_ms / 1000,
+    )
+    for choice in submit.choices:
+        if not (0 <= choice.rid < U64_END and 0 <= choice.seed < U64_END):
+            raise SubmitRefused(RejectCode.INVALID, "a rid or a seed is not a u64")
+        output = _ids(choice.resume, "resumed ids", model.vocab_size)
+        request.choices.append(
+            Sequence(request, choice.rid, choice.seed, next(arrivals), output, suspicion=choice.suspicion)
+        )
+    if len({choice.rid for choice in request.choices}) != len(request.choices):
+        raise SubmitRefused(RejectCode.INVALID, "two choices have one rid")
+    return request
+
+
+def _check_supported(submit: Submit) -> None:
+    """Fields that are declared and that no worker honours yet must be neutral."""
+    unsupported = [
+        name
+        for name, used in (
+            ("grammar", submit.grammar is not None),
+            ("reasoning", submit.reasoning is not None),
+            ("adapter", bool(submit.adapter)),
+            (
+                "logprobs, logit_bias, allowed ids or bad words",
+                not submit.sampling.uses_only_what_workers_honour(),
+            ),
+        )
+        if used
+    ]
+    if unsupported:
+        raise SubmitRefused(RejectCode.UNSUPPORTED, f"not supported by these workers: {', '.join(unsupported)}")
+
+
+def _ids(data: bytes, what: str, vocab_size: int) -> Int32Array:
+    try:
+        ids = unpack_u32(data)
+    except PackingError as error:
+        raise SubmitRefused(RejectCode.INVALID, f"{what}: {error}") from error
+    if len(ids) and ids.max() >= vocab_size:
+        raise SubmitRefused(RejectCode.INVALID, f"{what}: {ids.max()} is outside the vocabulary of {vocab_size}")
+    return ids.astype(np.int32)

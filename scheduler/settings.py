@@ -1,0 +1,49 @@
+"""What a scheduler is told at its start."""
+
+from __future__ import annotations
+
+import msgspec
+
+from scheduler.step_watch import StepTimes
+
+
+class CellSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds and times of the pure part."""
+
+    max_queue_requests: int = 1024
+    """Choices that wait for a group, fresh ones; what was accepted is never refused later."""
+    max_queue_tokens: int = 1_000_000
+    watermark: float = 0.01
+    """Share of a group's blocks, at least one, that admissions leave free."""
+    model_grace: float = 120.0
+    """Seconds a known model may be without a group before its waiting requests are refused."""
+    step_times: StepTimes = StepTimes()
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One scheduler process. Seconds, except where a name says otherwise."""
+
+    frontend_bind: str
+    worker_bind: str
+    insecure_sockets: bool = False
+    peer_timeout: float = 10.0
+    drain_timeout: float = 30.0
+    max_queue_requests: int = 1024
+    max_queue_tokens: int = 1_000_000
+    watermark: float = 0.01
+    model_grace: float = 120.0
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0
+    """0: no metrics server of its own; frontends relay the gauges."""
+    lease: str = ""
+    """Path of the supervisor's unix socket; empty: none."""
+    name: str = "scheduler"
+
+    def cell(self) -> CellSettings:
+        """The pure part's share."""
+        return CellSettings(
+            max_queue_requests=self.max_queue_requests,
+            max_queue_tokens=self.max_queue_tokens,
+            watermark=self.watermark,
+            model_grace=self.model_grace,
+        )

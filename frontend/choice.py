@@ -33,9 +33,7 @@ class Delta:
 class ChoiceStream:
     """Reads one feed. A context manager: leaving it aborts a choice that has not ended."""
 
-    def __init__(
-        self, feed: Feed, rules: StopRules, detokenizer: Detokenizer, cancel: Callable[[Feed], None]
-    ) -> None:
+    def __init__(self, feed: Feed, rules: StopRules, detokenizer: Detokenizer, cancel: Callable[[Feed], None]) -> None:
         self._feed = feed
         self._rules = rules
         self._stop_ids = rules.ids
@@ -129,3 +127,44 @@ class ChoiceStream:
             if token in self._stop_ids and start + at >= self._rules.min_tokens:
                 return at
         return None
+
+    def _matched(self, matcher: StopMatcher, token: int, count: int) -> bool:
+        """Add one token's text as far as it cannot begin a stop string; True when it completes one."""
+        text = self._detokenizer.push((token,))
+        if count < self._rules.min_tokens:
+            self._add(text)
+            return False
+        self._add(matcher.push(text))
+        if matcher.matched is None:
+            return False
+        self._ending = Ending("stop", matcher.matched, count)
+        return True
+
+    def _end(self, finish_reason: str, stop_reason: str | int | None, count: int) -> None:
+        """Set the ending; text that was held back is due now."""
+        self._ending = Ending(finish_reason, stop_reason, count)
+        text = self._detokenizer.flush()
+        self._add(text if self._matcher is None else self._matcher.flush(text))
+
+    def _ended_by(self, end: Finish | ApiError | Cancelled) -> None:
+        """The scheduler ended the choice, and no rule of ours did."""
+        count = len(self._feed.ids)
+        if isinstance(end, ApiError):
+            self._error = end
+        elif isinstance(end, Cancelled) or end.reason is FinishReason.ABORT:
+            self._error = errors.unavailable("The server ended this request.")
+        elif end.reason is FinishReason.ERROR:
+            self._error = errors.engine_error(end.message or "The engine could not go on with this request.")
+        elif end.reason is FinishReason.DEADLINE:
+            if count:
+                self._end("length", "timeout", count)
+            else:
+                self._error = errors.timed_out("The deadline passed before the first token.")
+        elif end.reason is FinishReason.LENGTH:
+            self._end("length", None, count)
+        else:
+            self._end("stop", end.stop_id if end.stop_id in self._rules.client_ids else None, count)
+
+    def _add(self, text: str) -> None:
+        if text:
+            self._parts.append(text)

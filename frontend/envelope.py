@@ -33,6 +33,7 @@ class Envelope:
             (b"x-request-id", _request_id(scope) or f"req-{self._frontend.new_id()}".encode()),
             (b"x-headrace-frontend", self._frontend.settings.name.encode("latin-1", "replace")),
         ]
+
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 closing = [(b"connection", b"close")] if self._frontend.draining else []

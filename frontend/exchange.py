@@ -107,4 +107,3 @@ class Exchange:
 
 def _too_large(limit: int) -> errors.ApiError:
     return errors.ApiError(413, f"The body is larger than {limit} bytes.", headers={"Connection": "close"})
-

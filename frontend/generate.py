@@ -16,10 +16,10 @@ from frontend import fields, shapes
 from frontend.choice import ChoiceStream, Delta
 from frontend.errors import ApiError
 from frontend.exchange import JSON_HEADERS, STREAM_HEADERS, ClientGone, Exchange
-from frontend.prepare import Prepared
 from frontend.requests import CommonFields
 from frontend.service import Frontend
 from frontend.shapes import Answer, Ending, Usage, Whole
+
 
 @dataclass(frozen=True)
 class Route:

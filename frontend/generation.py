@@ -66,16 +66,16 @@ class StopRules:
         return self.client_ids | self.end_ids
 
 
-def budget(
-    request: CommonFields, *, prompt: int, context: int, default: int | None, where: str, param: str
-) -> Budget:
+def budget(request: CommonFields, *, prompt: int, context: int, default: int | None, where: str, param: str) -> Budget:
     """The output limit within the context. Raises ApiError for a prompt that fills it, or a limit of 0.
 
     ``default`` is the limit without one from the client; None is the rest of the context.
     """
     field, asked = request.output_limit()
     if asked == 0:
-        raise errors.invalid_value(field, f"Invalid value for '{field}': expected at least 1, or -1 for no limit, got 0.")
+        raise errors.invalid_value(
+            field, f"Invalid value for '{field}': expected at least 1, or -1 for no limit, got 0."
+        )
     room = context - prompt
     if room < 1:
         raise errors.context_exceeded(context, prompt, asked or 0, where=where, param=param)

@@ -59,9 +59,7 @@ class FrontendProcess:
         except (AddressError, ArtefactError, TemplateError, OSError) as error:
             return self._failed(str(error))
         self._frontend = frontend
-        self._server = FrontendServer(
-            create_app(frontend), frontend, on_drain=lambda: self.lease.report("draining")
-        )
+        self._server = FrontendServer(create_app(frontend), frontend, on_drain=lambda: self.lease.report("draining"))
         if self._lost:
             return 0
         gc.collect()
@@ -95,9 +93,7 @@ class FrontendProcess:
 def _artefacts(settings: FrontendSettings) -> Artefacts:
     if settings.tokenizer == "byte":
         return byte_artefacts()
-    return load_artefacts(
-        settings.model, revision=settings.revision, download_dir=settings.download_dir, weights=False
-    )
+    return load_artefacts(settings.model, revision=settings.revision, download_dir=settings.download_dir, weights=False)
 
 
 def _listener(settings: FrontendSettings) -> socket.socket:

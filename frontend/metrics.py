@@ -52,7 +52,9 @@ class SchedulerCollector:
     def collect(self) -> Iterable[Metric]:
         statistics = self._statistics()
         yield GaugeMetricFamily(
-            "headrace_scheduler_up", "1 while a session with the scheduler is open", float(bool(statistics.link.session))
+            "headrace_scheduler_up",
+            "1 while a session with the scheduler is open",
+            float(bool(statistics.link.session)),
         )
         yield GaugeMetricFamily("headrace_open_choices", "Choices open with the scheduler", statistics.open_choices)
         yield GaugeMetricFamily(

@@ -67,7 +67,7 @@ for chunk in stream:
 <table>
 <tr><td><code>POST /v1/chat/completions</code></td><td>chat, streamed or whole</td></tr>
 <tr><td><code>POST /v1/completions</code></td><td>plain text completion, streamed or whole</td></tr>
-<tr><td><a href="$root/v1/models"><code>GET /v1/models</code></a></td><td>what is served, and whether it is ready</td></tr>
+<tr><td><a href="$root/v1/models"><code>GET /v1/models</code></a></td><td>what is served, and how it is</td></tr>
 <tr><td><a href="$root/health"><code>GET /health</code></a></td><td>200 when requests are welcome</td></tr>
 <tr><td><a href="$root/metrics"><code>GET /metrics</code></a></td><td>Prometheus</td></tr>
 </table>

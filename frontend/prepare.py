@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from frontend import errors, generation, messages
 from frontend.feed import Submission
 from frontend.generation import StopRules
 from frontend.requests import ChatRequest, CommonFields, CompletionRequest
-from frontend.text.templates import ChatTemplate, TemplateError
+from frontend.text.errors import TemplateError
+from frontend.text.templates import ChatTemplate
 from headrace.artefacts import Artefacts
 from protocol.frontend import ModelInfo
 from protocol.packing import pack_u32
@@ -31,6 +30,8 @@ class Prepared:
     seeds: tuple[int, ...]
     rules: StopRules
     fingerprint: str
+    continues_text: bool
+    """The output goes on after a raw prompt, in the middle of a text."""
     notes: dict[str, str] = field(default_factory=dict)
     """Response headers that tell what was changed."""
 
@@ -41,7 +42,7 @@ class Preparer:
     def __init__(
         self,
         artefacts: Artefacts,
-        template: ChatTemplate | None,
+        template: ChatTemplate,
         *,
         defaults: generation.Defaults,
         template_kwargs: dict[str, Any],
@@ -49,7 +50,6 @@ class Preparer:
         threads: int,
     ) -> None:
         self._artefacts = artefacts
-        self._tokenizer: Tokenizer = artefacts.tokenizer()
         self._template = template
         self._defaults = defaults
         self._template_kwargs = template_kwargs
@@ -111,12 +111,13 @@ class Preparer:
             seeds=(generation.seed_of(request),),
             rules=rules,
             fingerprint=f"fp_{model.numerics_digest.hex()[:12]}",
+            continues_text=not chat,
             notes={"x-clamped": f"max_tokens={budget.max_tokens}"} if budget.clamped else {},
         )
 
     def _chat_work(self, request: ChatRequest) -> Callable[[], list[int]]:
         template = self._template
-        if template is None:
+        if not template.available:
             raise errors.invalid_value(
                 "messages", "This model has no chat template; start the server with --chat-template to give it one."
             )
@@ -146,7 +147,7 @@ class Preparer:
     def _completion_work(self, request: CompletionRequest, vocabulary: int) -> Callable[[], list[int]]:
         prompt = request.prompt
         if isinstance(prompt, str):
-            return lambda: list(self._tokenizer.encode(prompt).ids)
+            return lambda: self._template.encoder.encode_prompt(prompt)
         if any(isinstance(part, str | list) for part in prompt[:1]):
             raise errors.unsupported("prompt", "Lists of prompts are not supported here yet; send one prompt.")
         for at, token in enumerate(prompt):

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -60,7 +60,7 @@ class ClientOptions:
     insecure_sockets: bool = False
     grace: float = 30.0
     """How long requests wait for a scheduler and a model."""
-    times: LinkTimes = LinkTimes()
+    times: LinkTimes = field(default_factory=LinkTimes)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import functools
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 from frontend import errors, fields, generation
 from frontend.choice import ChoiceStream
@@ -17,8 +16,8 @@ from frontend.prepare import Prepared, Preparer
 from frontend.requests import CommonFields
 from frontend.scheduler_client import ClientOptions, SchedulerClient
 from frontend.settings import FrontendSettings
-from frontend.text.detokenizer import Detokenizer
-from frontend.text.templates import ChatTemplate
+from frontend.text.detokenizer import Detokenizer, TokenBytes
+from frontend.text.templates import ChatTemplate, read_override
 from headrace.artefacts import Artefacts
 from protocol.link import LinkTimes
 
@@ -41,6 +40,7 @@ class Frontend:
         on_ready: Callable[[], None] = lambda: None,
         on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        """Raises TemplateError or ArtefactError for a template or tokenizer that cannot be used."""
         self.settings = settings
         self.artefacts = artefacts
         self.names = settings.served_model_names or (artefacts.name,)
@@ -56,6 +56,7 @@ class Frontend:
         self.idle.set()
         self.turns = 0
         """Turns of the event loop, for those who watch that it turns."""
+        self._token_bytes = TokenBytes.from_tokenizer(artefacts.tokenizer())
         self.preparer = Preparer(
             artefacts,
             _template(settings, artefacts),
@@ -144,7 +145,8 @@ class Frontend:
     def open(self, prepared: Prepared) -> ChoiceStream:
         """Submit, and read the choice that comes of it."""
         (feed,) = self.client.submit(prepared.submission, prepared.seeds)
-        return ChoiceStream(feed, prepared.rules, Detokenizer(self.artefacts), self.client.cancel)
+        detokenizer = Detokenizer(self._token_bytes, continues_text=prepared.continues_text)
+        return ChoiceStream(feed, prepared.rules, detokenizer, self.client.cancel)
 
     def new_id(self) -> str:
         """A fresh id for an answer or a request."""
@@ -156,13 +158,11 @@ class Frontend:
             await asyncio.sleep(TURN_SECONDS)
 
 
-def _template(settings: FrontendSettings, artefacts: Artefacts) -> ChatTemplate | None:
-    override = settings.chat_template
-    if override and "{" not in override:
-        override = Path(override).expanduser().read_text(encoding="utf-8")
-    if not override and not artefacts.chat_templates:
-        return None
-    return ChatTemplate(artefacts, override or None)
+def _template(settings: FrontendSettings, artefacts: Artefacts) -> ChatTemplate:
+    override = read_override(settings.chat_template) if settings.chat_template else None
+    template = ChatTemplate(artefacts, override)
+    template.check()
+    return template
 
 
 def _defaults(settings: FrontendSettings, artefacts: Artefacts) -> generation.Defaults:

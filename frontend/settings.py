@@ -19,7 +19,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str = "model"
     """``model``, or ``byte`` for the scripted and simulated engines."""
     served_model_names: tuple[str, ...] = ()
-    """Names accepted in requests; the first is echoed and is the name on the scheduler's wire. Empty: the model's own."""
+    """Names accepted in requests; the first is echoed, and is the name on the scheduler's wire. Empty: the model's."""
     insecure_sockets: bool = False
     host: str = "127.0.0.1"
     port: int = 8000

@@ -48,7 +48,7 @@ class ChunkChoice(msgspec.Struct):
     delta: Delta
     logprobs: None = None
     finish_reason: str | None = None
-    stop_reason: str | int | None | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
 
 
 class TextChoice(msgspec.Struct):
@@ -58,7 +58,7 @@ class TextChoice(msgspec.Struct):
     text: str
     logprobs: None = None
     finish_reason: str | None = None
-    stop_reason: str | int | None | UnsetType = UNSET
+    stop_reason: str | int | UnsetType | None = UNSET
 
 
 class Message(msgspec.Struct):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import shlex
 import sys
@@ -13,6 +12,8 @@ from typing import TextIO
 
 def version() -> str:
     """Of the installed distribution."""
+    import importlib.metadata  # slow to import, and needed once the server is ready
+
     return importlib.metadata.version("headrace")
 
 

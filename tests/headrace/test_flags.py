@@ -1,0 +1,224 @@
+"""Flags come from the command line, the environment and a file, in that order, and mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import flag_table
+from headrace.flags import Flag, UsageError, integer, parse_flags, size, tokens
+from headrace.serve_settings import parse_groups, serve_settings
+
+
+def parse(*arguments: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    return parse_flags(
+        "serve",
+        "",
+        flag_table.SERVE,
+        arguments,
+        environment=environment or {},
+        foreign=flag_table.FOREIGN,
+        model_argument=True,
+    ).values
+
+
+def refused(*arguments: str, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(UsageError) as raised:
+        parse(*arguments, environment=environment)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_only_what_was_given_is_returned() -> None:
+    assert parse() == {}
+    assert parse("m.gguf", "--port", "8123") == {"model": "m.gguf", "port": 8123}
+
+
+@pytest.mark.parametrize("word", [["m.gguf"], ["--model", "m.gguf"], ["-m", "m.gguf"], ["m.gguf", "-m", "m.gguf"]])
+def test_a_model_is_positional_or_a_flag(word: list[str]) -> None:
+    assert parse(*word)["model"] == "m.gguf"
+
+
+def test_two_different_models_are_refused() -> None:
+    assert "two models" in refused("a", "--model", "b")
+
+
+def test_the_command_line_wins_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text('port = 1\nhost = "file"\nfrontends = 3\n')
+    given = parse(
+        *("--config", str(config), "--port", "3"),
+        environment={"HEADRACE_PORT": "2", "HEADRACE_HOST": "environment"},
+    )
+    assert given == {"port": 3, "host": "environment", "frontends": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", "served-model-name: [a, b]\nmax_model_len: 4k\nstrict-fields: true\n"),
+        ("a.toml", 'served-model-name = ["a", "b"]\nmax_model_len = "4k"\nstrict-fields = true\n'),
+        ("a.json", '{"served-model-name": ["a", "b"], "max_model_len": "4k", "strict-fields": true}'),
+    ],
+)
+def test_a_file_may_be_yaml_toml_or_json(tmp_path: Path, name: str, text: str) -> None:
+    config = tmp_path / name
+    config.write_text(text)
+    expected = {"served_model_name": ("a", "b"), "max_model_len": 4000, "strict_fields": True}
+    assert parse("--config", str(config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("prot: 1", "did you mean port"),
+        ("port: many", "not a whole number"),
+        ("- port", "mapping"),
+        ("port: [", "server.yaml"),
+        ("port: 99999", "65535"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    config = tmp_path / "server.yaml"
+    config.write_text(text)
+    assert complaint in refused("--config", str(config))
+
+
+def test_a_missing_file_is_named() -> None:
+    assert "/no/such.yaml" in refused("--config", "/no/such.yaml")
+
+
+def test_a_mistake_in_the_environment_names_the_variable() -> None:
+    assert "HEADRACE_PORT" in refused(environment={"HEADRACE_PORT": "many"})
+
+
+def test_an_unknown_flag_is_answered_with_the_nearest_one() -> None:
+    assert "--served-model-name" in refused("--served-model-names", "x")
+    assert "--help" in refused("--xyzzy")
+
+
+def test_underscores_stand_for_dashes() -> None:
+    assert parse("--max_model_len=4096") == {"max_model_len": 4096}
+
+
+def test_flags_are_not_abbreviated() -> None:
+    refused("--por", "1")
+
+
+@pytest.mark.parametrize("flag", sorted(name for name, flag in flag_table.FOREIGN.items() if flag.accepted))
+def test_a_flag_for_what_is_so_anyway_is_taken_with_one_notice(flag: str) -> None:
+    parsed = parse_flags(
+        "serve", "", flag_table.SERVE, [f"--{flag}"], environment={}, foreign=flag_table.FOREIGN, model_argument=True
+    )
+    assert parsed.values == {}
+    assert len(parsed.notices) == 1 and f"--{flag}" in parsed.notices[0]
+
+
+@pytest.mark.parametrize("flag", sorted(name for name, flag in flag_table.FOREIGN.items() if not flag.accepted))
+def test_a_flag_of_others_ends_with_a_line_about_it(flag: str) -> None:
+    assert refused(f"--{flag}", "1").startswith(f"--{flag}: ")
+
+
+def test_a_key_is_never_taken_and_ignored() -> None:
+    # A server that drops --api-key would serve everyone.
+    for flag in ("--api-key", "--api-key-file", "--ssl-keyfile", "--ssl-certfile"):
+        refused(flag, "secret")
+
+
+def test_llama_cpp_spellings_are_understood() -> None:
+    given = parse("-m", "m.gguf", "-c", "4096", "-np", "8", "-ngl", "0", "--threads", "2")
+    settings = serve_settings({**given, "launcher": "local"}, {})
+    assert settings.given["max_model_len"] == 4096
+    assert settings.given["max_num_seqs"] == 8
+    assert settings.given["device"] == "cpu"
+    assert settings.given["threads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("512MiB", 512 << 20), ("4GB", 4 * 10**9), ("1g", 10**9), ("1.5GiB", 3 << 29), ("1024", 1024), ("2 KiB", 2048)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1GiB", "0", "4XB", "1e400GB", "nanGB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        size(text)
+
+
+def test_token_suffixes_are_those_of_vllm() -> None:
+    assert (tokens("8k"), tokens("8K"), tokens("8")) == (8000, 8192, 8)
+
+
+@pytest.mark.parametrize("text", ["0", "2:4", "x", "1:", ":"])
+def test_groups_that_cannot_be_are_refused(text: str) -> None:
+    if text == "1:":
+        assert parse_groups(text) == 1
+        return
+    with pytest.raises(UsageError):
+        parse_groups(text)
+
+
+def test_one_number_of_groups_is_both_bounds() -> None:
+    assert parse_groups("2") == parse_groups("2:2") == 2
+
+
+def test_no_two_flags_of_a_command_share_a_spelling_or_a_key() -> None:
+    for flags in (
+        flag_table.SERVE,
+        flag_table.FRONTEND,
+        flag_table.SCHEDULER,
+        flag_table.WORKERS,
+        flag_table.CHAT,
+    ):
+        spellings = [spelling for flag in flags for spelling in flag.spellings]
+        assert len(set(spellings)) == len(spellings)
+        assert len({flag.key for flag in flags}) == len(flags)
+
+
+def test_every_flag_of_a_role_alone_can_be_given_to_serve_or_is_about_being_alone() -> None:
+    serve = {flag.key for flag in flag_table.SERVE}
+    alone = {"scheduler", "name", "frontend_bind", "worker_bind", "insecure_sockets", "metrics_port", "metrics_host"}
+    for flags in (flag_table.FRONTEND, flag_table.SCHEDULER, flag_table.WORKERS):
+        assert {flag.key for flag in flags} - serve <= alone
+
+
+def test_json_in_a_flag_is_checked() -> None:
+    assert parse("--default-chat-template-kwargs", json.dumps({"a": 1})) == {"default_chat_template_kwargs": {"a": 1}}
+    refused("--default-chat-template-kwargs", "[1]")
+    refused("--default-chat-template-kwargs", "{")
+
+
+def test_a_custom_flag_table_needs_no_other_code() -> None:
+    flags = (Flag("number-of-things", "", integer),)
+    assert parse_flags("x", "", flags, ["--number-of-things", "3"], environment={}).values == {"number_of_things": 3}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--tokenizer", "byte"), ("--engine-script", "x.jsonl")],
+)
+def test_flags_that_contradict_each_other_are_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        serve_settings({**parse(*arguments), "launcher": "local"}, {})
+
+
+def test_paths_are_absolute_for_children_that_stand_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.gguf").touch()
+    settings = serve_settings({**parse("model.gguf", "--step-log", "steps.jsonl"), "launcher": "local"}, {})
+    assert settings.model == str(tmp_path / "model.gguf")
+    assert settings.given["step_log"] == str(tmp_path / "steps.jsonl")
+
+
+def test_a_ray_address_in_the_environment_is_used_and_no_head_is_started() -> None:
+    environment = {"RAY_ADDRESS": "10.0.0.1:6379"}
+    byte = {"engine": "scripted", "tokenizer": "byte"}
+    assert not serve_settings(byte, environment).private_ray
+    assert serve_settings({**byte, "launcher": "local"}, environment).ray_address == ""
+    assert serve_settings(byte, {}).private_ray

@@ -131,10 +131,7 @@ class ChoiceStream:
     def _matched(self, matcher: StopMatcher, token: int, count: int) -> bool:
         """Add one token's text as far as it cannot begin a stop string; True when it completes one."""
         text = self._detokenizer.push((token,))
-        if count < self._rules.min_tokens:
-            self._add(text)
-            return False
-        self._add(matcher.push(text))
+        self._add(matcher.push(text, armed=count >= self._rules.min_tokens))
         if matcher.matched is None:
             return False
         self._ending = Ending("stop", matcher.matched, count)

@@ -85,8 +85,12 @@ class StopMatcher:
         self.matched: str | None = None
         """The stop string, once one is complete. After that no text comes out."""
 
-    def push(self, text: str) -> str:
-        """Take the text of one more token and return what may be shown."""
+    def push(self, text: str, *, armed: bool = True) -> str:
+        """Take the text of one more token and return what may be shown.
+
+        While not ``armed`` (before min_tokens) a stop string that is complete is text like any other; one that begins
+        there and is completed later counts.
+        """
         if self.matched is not None or not text:
             return ""
         stops = self._stops
@@ -97,7 +101,7 @@ class StopMatcher:
         whole = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
             state = step(state, character)
-            if found[state]:
+            if found[state] and armed:
                 self.matched = found[state]
                 self._held = ""
                 return whole[: end if self._include_stop else end - len(found[state])]

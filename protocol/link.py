@@ -221,7 +221,7 @@ class PeerLink:
 
     def send(self, message: Wire, session: int) -> bool:
         """Queue a message for the session it belongs to; False when that session is already over. Any thread."""
-        if session != self._keeper.session or self._closing:
+        if not session or session != self._keeper.session or self._closing:
             return False
         self._queue(session, encode(message))
         self._wake()

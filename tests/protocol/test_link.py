@@ -201,6 +201,10 @@ def test_heard_pongs_keep_the_session() -> None:
     assert keeper.session
 
 
+def test_nothing_is_sent_before_the_first_session(link) -> None:
+    assert not link.send(Submit((Choice(1, 2),), "m", b"", 4), 0)
+
+
 def test_pong_is_not_delivered(scheduler, link, events) -> None:
     peer = scheduler.welcome()
     events.get(timeout=10)

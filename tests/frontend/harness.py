@@ -44,6 +44,7 @@ class Bench:
         self.client = client
         self.server: FrontendServer | None = None
         self.port = 0
+        self.listener: socket.socket | None = None
 
     async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return await self.client.post(path, json=body, **options)
@@ -123,7 +124,7 @@ async def live_bench(directory: Path, artefacts: Artefacts, **changes: Any) -> A
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
             made = Bench(frontend, scheduler, client)
-            made.server, made.port = server, port
+            made.server, made.port, made.listener = server, port, listener
             await made.until_here(lambda: server.started and frontend.client.status == "ready", "ready")
             yield made
     finally:

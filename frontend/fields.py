@@ -23,7 +23,7 @@ RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 MAX_IGNORED_NAMES = 16
 MAX_IGNORED_NAME = 64
 TYPO_DISTANCE = 2
-MAX_JUDGED = 64
+MAX_JUDGED = 32
 """Unknown fields looked at for a typo; a body with more has the rest ignored unread."""
 SHOWN = 64
 """Characters of a refused value shown in a message."""
@@ -166,9 +166,8 @@ def _judge_unknown(name: str, table: Table, *, strict: bool, prefix: str) -> Non
         raise errors.unknown_field(
             "extra_body", "'extra_body' is an argument of the Python client: merge it into the top level of the body."
         )
-    known = [*table.rules, *table.synonyms]
-    close = min(known, key=lambda candidate: _distance(name, candidate))
-    if _distance(name, close) <= TYPO_DISTANCE:
+    close = _closest(name, [*table.rules, *table.synonyms])
+    if close is not None:
         raise errors.unknown_field(shown, f"Unknown parameter: '{shown}'. Did you mean '{prefix}{close}'?")
     if strict:
         raise errors.unknown_field(shown, f"Unknown parameter: '{shown}'.")
@@ -179,16 +178,27 @@ def _is_neutral(value: object, neutral: tuple[object, ...]) -> bool:
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
+def _closest(name: str, known: list[str]) -> str | None:
+    """The known name that this one is a slip of; a name so short that all of it would be the slip is none."""
+    near = [
+        other
+        for other in known
+        if abs(len(name) - len(other)) <= TYPO_DISTANCE < min(len(name), len(other))
+        and _distance(name, other) <= TYPO_DISTANCE
+    ]
+    return min(near, key=lambda other: _distance(name, other), default=None)
+
+
 def _distance(left: str, right: str) -> int:
-    """Edit distance, exact up to TYPO_DISTANCE and larger beyond; a name replaced as a whole is no typo."""
-    if abs(len(left) - len(right)) > TYPO_DISTANCE or min(len(left), len(right)) <= TYPO_DISTANCE:
-        return len(left) + len(right) if left != right else 0
+    """Edit distance; gives up as soon as it is sure to be beyond TYPO_DISTANCE."""
     row = list(range(len(right) + 1))
     for i, a in enumerate(left, 1):
         previous, row[0] = row[0], i
         for j, b in enumerate(right, 1):
             previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
-    return row[-1]
+        if min(row) > TYPO_DISTANCE:
+            break
+    return min(row) if min(row) > TYPO_DISTANCE else row[-1]
 
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)

@@ -20,6 +20,9 @@ from frontend.requests import CommonFields
 from frontend.service import Frontend
 from frontend.shapes import Answer, Ending, Usage, Whole
 
+STALL_SECONDS = 0.25
+"""A chunk that takes longer to leave has waited for its client."""
+
 
 @dataclass(frozen=True)
 class Route:
@@ -102,6 +105,8 @@ class Generation(Response):
                 if delta.ending is not None:
                     break
                 await exchange.send(chunk.event(delta.text))
+                if time.perf_counter() - self._timing.last > STALL_SECONDS:
+                    self._frontend.metrics.stalls.inc()
         except ApiError as error:
             self._frontend.metrics.errors.labels(error.code or "none").inc()
             await exchange.send(shapes.event(error.body()) + shapes.DONE, more=False)

@@ -99,7 +99,8 @@ class SchedulerClient:
         self._session = 0
         self._ever = False
         self._registered = False
-        self._draining = False
+        self.draining = False
+        """The scheduler takes nothing new."""
         self._digest_refusal = ""
         self._credit = Credit(0, 0)
         self._feeds: dict[int, Feed] = {}
@@ -172,7 +173,7 @@ class SchedulerClient:
         while True:
             if self._digest_refusal:
                 raise errors.unavailable(self._digest_refusal)
-            if self._draining:
+            if self.draining:
                 raise errors.unavailable("The scheduler is shutting down.")
             if self._session and self._registered:
                 assert self.model is not None
@@ -279,7 +280,7 @@ class SchedulerClient:
 
     def _opened(self, session: int, welcome: Welcome) -> None:
         self._session = session
-        self._draining = False
+        self.draining = False
         self._credit = welcome.credit
         self._registered = False
         if not self._ever:
@@ -315,7 +316,7 @@ class SchedulerClient:
             if self.model is not None and message.name == self.model.name:
                 self.model = msgspec.structs.replace(self.model, ready_groups=0)
         elif isinstance(message, Drain):
-            self._draining = True
+            self.draining = True
             self._change()
 
     def _model_up(self, model: ModelInfo) -> None:

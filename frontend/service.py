@@ -79,7 +79,8 @@ class Frontend:
             on_refused=on_refused,
         )
         self.metrics = Metrics(lambda: self.client.load, self.client.statistics, lambda: self.under_way)
-        self._preparing = 0
+        self.preparing = 0
+        """Requests between their arrival and their Submit."""
         self._logged_fields: set[str] = set()
 
     @contextlib.asynccontextmanager
@@ -131,16 +132,16 @@ class Frontend:
             raise errors.unavailable("This server is shutting down.")
         self.check_model(request.model)
         work = self.preparer.prompt_work(request)
-        if self._preparing >= self.settings.max_preparing:
+        if self.preparing >= self.settings.max_preparing:
             raise errors.overloaded("Too many requests are waiting here; try again later.")
-        self._preparing += 1
+        self.preparing += 1
         try:
             model = await self.client.available()
             self.client.check_credit()
             ids = await self.preparer.in_pool(work)
             return self.preparer.finish(request, ids, model)
         finally:
-            self._preparing -= 1
+            self.preparing -= 1
 
     def open(self, prepared: Prepared) -> ChoiceStream:
         """Submit, and read the choice that comes of it."""

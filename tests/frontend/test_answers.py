@@ -41,7 +41,10 @@ async def streamed(bench: Bench, path: str, **fields: Any) -> Answer:
     assert events.pop() == "[DONE]"
     usage = events.pop()
     assert usage["choices"] == []
-    parts = [(event["choices"][0]["delta"].get("content", "") if path == CHAT else event["choices"][0]["text"]) for event in events]
+    parts = [
+        (event["choices"][0]["delta"].get("content", "") if path == CHAT else event["choices"][0]["text"])
+        for event in events
+    ]
     last = events[-1]["choices"][0]
     return Answer("".join(parts), last["finish_reason"], last["stop_reason"], usage["usage"])
 
@@ -57,7 +60,7 @@ CASES: list[tuple[str | bytes, dict[str, Any], tuple[str, str, str | int | None,
     ("plain text", {}, ("plain text", "stop", None, 11)),
     ("", {}, ("", "stop", None, 1)),
     ("Grüße, 世界! 👩‍👩‍👧", {}, ("Grüße, 世界! 👩‍👩‍👧", "stop", None, 36)),
-    ("line\nbreak\u2028\"quoted\"\\\x01", {}, ("line\nbreak\u2028\"quoted\"\\\x01", "stop", None, 24)),
+    ('line\nbreak\u2028"quoted"\\\x01', {}, ('line\nbreak\u2028"quoted"\\\x01', "stop", None, 24)),
     ("abcdef", {"max_tokens": 3}, ("abc", "length", None, 3)),
     ("one STOP two", {"stop": "STOP"}, ("one ", "stop", "STOP", 8)),
     ("one STOP two", {"stop": ["two", "STOP"]}, ("one ", "stop", "STOP", 8)),

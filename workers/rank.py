@@ -6,24 +6,23 @@ lease, whoever started it.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
-
-import msgspec
+from collections.abc import Callable
 
 from headrace.artefact_error import ArtefactError
 from headrace.lease import LeaseClient
 from protocol.transport import AddressError
 from workers.engine import Engine, ModelDoesNotFit
 from workers.leader import Ended, Leader
+from workers.model.errors import ModelError
 from workers.options import WorkerOptions
 from workers.script import ScriptError
 from workers.threads import limit_threads, threads_for_rank
 
 OPTIONS_VARIABLE = "HEADRACE_WORKER_OPTIONS"
+"""Carries the options as JSON to ``headrace worker-rank``."""
 
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
@@ -48,8 +47,11 @@ def run(options: WorkerOptions, *, ranks_on_host: int = 1, handle_signals: bool 
     """Run one rank to its end and return its exit status.
 
     What a person must know goes to the supervisor in one line, or to stderr when there is none. With
-    ``handle_signals`` SIGTERM ends the leader after the plans it has received.
+    ``handle_signals`` SIGTERM ends the leader after the plans it has received, and Ctrl-C in a terminal, which reaches
+    every process there, is left to the launcher.
     """
+    if handle_signals:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_threads(threads_for_rank(options.threads, ranks_on_host))
     return _Rank(options, handle_signals).run()
 
@@ -110,13 +112,15 @@ class _Rank:
         return status
 
 
-_UNUSABLE = (RankError, ArtefactError, ScriptError, AddressError, ModelDoesNotFit)
+_UNUSABLE = (RankError, ArtefactError, ScriptError, AddressError, ModelError, ModelDoesNotFit)
 
 
 def _build_engine(options: WorkerOptions, report: Report) -> Engine:
     """The engine the options name. Only the model engine imports torch."""
     if options.engine == "model":
-        return _build_model_engine(options, report)
+        from workers.model_engine import build_model_engine
+
+        return build_model_engine(options, report)
     report("loading the tokenizer", 0.0)
     if options.engine == "scripted":
         from workers.scripted import build_scripted_engine, load_tokenizer_artefacts
@@ -126,39 +130,3 @@ def _build_engine(options: WorkerOptions, report: Report) -> Engine:
     from workers.simulated import build_simulated_engine
 
     return build_simulated_engine(options, load_tokenizer_artefacts(options))
-
-
-def _build_model_engine(options: WorkerOptions, report: Report) -> Engine:
-    from workers.model_engine import ModelError, build_model_engine
-
-    try:
-        return build_model_engine(options, report)
-    except ModelError as error:
-        raise RankError(str(error)) from error
-
-
-def options_from_environment(environment: Mapping[str, str]) -> WorkerOptions:
-    """Decode what a launcher put there. Raises RankError."""
-    try:
-        return msgspec.json.decode(environment[OPTIONS_VARIABLE], type=WorkerOptions)
-    except KeyError as error:
-        raise RankError(f"{OPTIONS_VARIABLE} is not set: ranks are started by a launcher") from error
-    except msgspec.DecodeError as error:
-        raise RankError(f"{OPTIONS_VARIABLE}: {error}") from error
-
-
-def main() -> int:
-    """A rank as a process of its own."""
-    # Ctrl-C in a terminal reaches every process; ending ranks is the launcher's business.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        options = options_from_environment(os.environ)
-    except RankError as error:
-        sys.stderr.write(f"headrace worker: {error}\n")
-        return EXIT_UNUSABLE
-    return run(options)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,7 +25,7 @@ from workers.options import WorkerOptions
 from workers.rank import OPTIONS_VARIABLE
 from workers.threads import limited_environment, threads_for_rank
 
-COMMAND = (sys.executable, "-P", "-m", "workers.rank")
+COMMAND = (sys.executable, "-P", "-m", "headrace", "worker-rank")
 """-P: the folder one happens to stand in must not shadow our packages."""
 
 

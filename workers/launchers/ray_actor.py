@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from workers.options import WorkerOptions
@@ -18,6 +20,8 @@ class RankActor:
         """Run the rank of these options (JSON) to its end; returns its exit status."""
         from workers.rank import run
 
+        # Ray keeps what is written to stderr in its session's log directory.
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         decoded = msgspec.json.decode(options, type=WorkerOptions)
         self._status = run(decoded, ranks_on_host=ranks_on_host, handle_signals=False)
         return self._status

@@ -69,7 +69,7 @@ ANSWER = [delta(role="assistant", content=""), delta(content="Par"), delta(conte
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server(ANSWER) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
 
@@ -129,7 +129,7 @@ def test_an_address_may_end_in_v1_or_not(server: Server, suffix: str) -> None:
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(ChatError, match="127.0.0.1:1"):
+    with pytest.raises(ChatError, match=r"127\.0\.0\.1:1"):
         ChatServer("http://127.0.0.1:1").models()
 
 

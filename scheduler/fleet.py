@@ -171,6 +171,7 @@ class Fleet:
             return
         self._requeue(group.scheduler.reset())
         group.watch.reset()
+        group.suspect = False
         self._outbox.add(ToLeader(group.session, Reset(self._epoch, group.scheduler.next_step)))
 
     def _requeue(self, sequences: list[Sequence]) -> None:

@@ -1,0 +1,177 @@
+"""Whatever happens, in whatever order: every request gets its ids, once, in order, and one end."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from protocol.packing import pack_u32
+from protocol.requests import Choice, Sampling
+from protocol.worker import RowStatus
+from scheduler.settings import CellSettings
+from tests.scheduler.fake_worker import VOCAB, FakeWorker, register
+from tests.scheduler.rig import FakeFrontend, Rig, submit
+
+SHAPES = [
+    {"num_blocks": 5, "block_size": 4, "max_slots": 3, "max_tokens_per_step": 5, "context": 16},
+    {"num_blocks": 9, "block_size": 4, "max_slots": 4, "max_tokens_per_step": 6, "max_ids_per_row": 3, "context": 20},
+    {"num_blocks": 12, "block_size": 4, "max_slots": 6, "max_tokens_per_step": 16, "max_ids_per_row": 8},
+    {"num_blocks": 40, "block_size": 4, "max_slots": 6, "max_tokens_per_step": 16, "max_ids_per_row": 2},
+    {"num_blocks": 7, "block_size": 2, "max_slots": 3, "max_tokens_per_step": 64, "max_ids_per_row": 1},
+    {"num_blocks": 20, "block_size": 1, "max_slots": 8, "max_tokens_per_step": 3, "max_ids_per_row": 2},
+]
+FAILURES = [RowStatus.NOT_READY, RowStatus.NAN, RowStatus.EMPTY_SUPPORT, RowStatus.FAULT]
+
+
+class CellMachine(RuleBasedStateMachine):
+    """Frontends, groups and faults at random around one cell."""
+
+    @initialize(shape=st.sampled_from(SHAPES), groups=st.integers(1, 2), seed=st.integers(0, 999))
+    def start(self, shape: dict[str, int], groups: int, seed: int) -> None:
+        self.rig = Rig(CellSettings(max_queue_requests=12, max_queue_tokens=200), seed)
+        self.shape = shape
+        self.incarnations = 0
+        self.next_rid = 1
+        for number in range(groups):
+            self.launch(f"g{number}")
+        self.rig.frontend()
+
+    def launch(self, name: str) -> FakeWorker:
+        self.incarnations += 1
+        return self.rig.group(register(name, self.incarnations, **self.shape))
+
+    def worker(self, pick: int) -> FakeWorker | None:
+        workers = list(self.rig.workers.values())
+        return workers[pick % len(workers)] if workers else None
+
+    def any_frontend(self, pick: int) -> FakeFrontend:
+        frontends = list(self.rig.frontends.values())
+        return frontends[pick % len(frontends)]
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
+        choices=st.integers(1, 3),
+        max_tokens=st.integers(1, 30),
+        stops=st.lists(st.integers(0, VOCAB - 1), max_size=12),
+        min_tokens=st.integers(0, 3),
+        priority=st.integers(-1, 1),
+        remaining_ms=st.one_of(st.none(), st.none(), st.integers(0, 3000)),
+        pick=st.integers(0, 9),
+    )
+    def submits(
+        self,
+        prompt: list[int],
+        choices: int,
+        max_tokens: int,
+        stops: list[int],
+        min_tokens: int,
+        priority: int,
+        remaining_ms: int | None,
+        pick: int,
+    ) -> None:
+        context = min(info.context for info in self.rig.cell.models())
+        prompt = prompt[: context - 1]
+        first, self.next_rid = self.next_rid, self.next_rid + choices
+        message = submit(
+            first,
+            prompt,
+            max_tokens=min(max_tokens, context - len(prompt)),
+            stop=tuple(stops),
+            sampling=Sampling(min_tokens=min_tokens),
+            priority=priority,
+            remaining_ms=remaining_ms,
+        )
+        message = type(message)(
+            tuple(Choice(first + n, n * 1000 + first) for n in range(choices)),
+            *(getattr(message, name) for name in message.__struct_fields__[1:]),
+        )
+        self.rig.submit(self.any_frontend(pick), message)
+
+    @rule(pick=st.integers(0, 99), at=st.integers(0, 9))
+    def aborts(self, pick: int, at: int) -> None:
+        frontend = self.any_frontend(at)
+        if frontend.output:
+            rid = list(frontend.output)[pick % len(frontend.output)]
+            was_open = rid in frontend.open
+            self.rig.abort(frontend, rid)
+            assert not was_open or rid in frontend.finishes
+
+    @rule(pick=st.integers(0, 3), times=st.integers(1, 6))
+    def steps(self, pick: int, times: int) -> None:
+        for _ in range(times):
+            worker = self.worker(pick)
+            if worker is not None and worker.plans:
+                self.rig.step(worker)
+
+    @rule(pick=st.integers(0, 3), row=st.integers(0, 7), status=st.sampled_from(FAILURES))
+    def steps_with_a_failing_row(self, pick: int, row: int, status: RowStatus) -> None:
+        worker = self.worker(pick)
+        if worker is not None and worker.plans:
+            self.rig.step(worker, {row: status})
+
+    @rule(pick=st.integers(0, 3))
+    def fails_a_step(self, pick: int) -> None:
+        worker = self.worker(pick)
+        if worker is not None and worker.plans:
+            self.rig.fail(worker)
+
+    @precondition(lambda self: len(self.rig.workers) > 0)
+    @rule(pick=st.integers(0, 3), relaunch=st.booleans())
+    def loses_a_group(self, pick: int, relaunch: bool) -> None:
+        worker = self.worker(pick)
+        assert worker is not None
+        self.rig.lose(worker)
+        if relaunch:
+            self.launch(worker.registration.group)
+
+    @rule(number=st.integers(0, 2))
+    def launches_a_group(self, number: int) -> None:
+        self.launch(f"g{number}")
+
+    @rule(pick=st.integers(0, 9))
+    def loses_a_frontend(self, pick: int) -> None:
+        frontend = self.any_frontend(pick)
+        del self.rig.frontends[frontend.session]
+        self.rig.cell.frontend_lost(frontend.session)
+        self.rig.turn()
+        if not self.rig.frontends:
+            self.rig.frontend()
+
+    @rule(seconds=st.floats(0.0, 0.9))
+    def time_passes(self, seconds: float) -> None:
+        self.rig.turn(seconds)
+
+    @invariant()
+    def accounts_add_up(self) -> None:
+        if hasattr(self, "rig"):
+            self.rig.cell.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        if not self.rig.workers:
+            self.launch("g0")
+        self.rig.run_until_idle()
+        self.rig.check_outcomes()
+        self.rig.check_at_rest()
+
+
+CellMachine.TestCase.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestAnyOrderOfEvents = CellMachine.TestCase
+
+
+def test_resume_is_the_same_as_no_interruption() -> None:
+    whole = submit(1, max_tokens=9)
+    rig = Rig()
+    rig.group()
+    frontend = rig.frontend()
+    rig.submit(frontend, whole)
+    rig.run_until_idle()
+    rig.submit(frontend, submit(2, max_tokens=9, resume=tuple(frontend.output[1][:4])))
+    rig.run_until_idle()
+    assert frontend.output[2] == frontend.output[1]
+    assert pack_u32(frontend.output[2])
+    rig.check_at_rest()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -24,11 +24,13 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """What each id of one tokenizer decodes to. Shared by all streams of a model."""
+    """What each id of one tokenizer decodes to. Made once per model, shared by all its streams."""
 
-    table: tuple[bytes, ...]
+    every: tuple[bytes, ...] = field(repr=False)
     """By id; ids without a token are empty."""
-    special: frozenset[int]
+    visible: tuple[bytes, ...] = field(repr=False)
+    """The same with special tokens empty."""
+    special: frozenset[int] = field(repr=False)
     strip_start: int
     """How many spaces the decoder takes off the start of a text."""
     first_spaceless: bool
@@ -37,18 +39,20 @@ class TokenBytes:
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer) -> TokenBytes:
         """Raises ArtefactError naming a decoder that is not supported."""
-        rule = _Rule.of(json.loads(tokenizer.to_str())["decoder"])
+        decoder = tokenizer.decoder
+        rule = _Rule.of(None if decoder is None else json.loads(decoder.__getstate__()))
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        every = [b""] * (max(vocabulary.values(), default=-1) + 1)
         to_bytes = rule.to_bytes
         for token, index in vocabulary.items():
-            table[index] = to_bytes(token)
+            every[index] = to_bytes(token)
         special = frozenset(index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special)
-        return cls(tuple(table), special, rule.strip_start, rule.first_spaceless)
+        visible = tuple(b"" if index in special else data for index, data in enumerate(every))
+        return cls(tuple(every), visible, special, rule.strip_start, rule.first_spaceless)
 
     def of(self, index: int) -> bytes:
         """The bytes of one id, for logprobs and tokenize; empty for an id that has no token."""
-        return self.table[index] if 0 <= index < len(self.table) else b""
+        return self.every[index] if 0 <= index < len(self.every) else b""
 
 
 class Detokenizer:
@@ -63,38 +67,43 @@ class Detokenizer:
     """
 
     def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True, continues_text: bool = False) -> None:
-        self._table = tokens.table
+        self._table = tokens.visible if skip_special_tokens else tokens.every
         self._skipped = tokens.special if skip_special_tokens else frozenset()
         self._decode = _utf8_decoder("replace").decode
         self._strip = 0 if continues_text else tokens.strip_start
         self._first_spaceless = tokens.first_spaceless and not continues_text
 
-    def push(self, ids: Iterable[int]) -> str:
+    def push(self, ids: Sequence[int]) -> str:
         """The new text that `ids` complete; ids outside the vocabulary are ignored."""
+        try:
+            data = b"".join(map(self._table.__getitem__, ids))
+        except IndexError:
+            size = len(self._table)
+            return self.push([index for index in ids if index < size])
         if self._first_spaceless:
-            return self._push_first(ids)
-        table, skipped = self._table, self._skipped
-        size = len(table)
-        text = self._decode(b"".join([table[index] for index in ids if 0 <= index < size and index not in skipped]))
+            data = self._drop_first_spaces(ids)
+        text = self._decode(data)
         return self._stripped(text) if self._strip and text else text
 
     def flush(self) -> str:
         """The end of the text: U+FFFD for bytes that never became a character."""
         return self._decode(b"", True)
 
-    def _push_first(self, ids: Iterable[int]) -> str:
-        """Until the first token that counts; the decoder drops all of that token's spaces."""
-        rest = list(ids)
-        for at, index in enumerate(rest):
-            if 0 <= index < len(self._table) and index not in self._skipped:
+    def _drop_first_spaces(self, ids: Sequence[int]) -> bytes:
+        """The bytes of `ids`, without any space in the first token that is not skipped."""
+        pieces = []
+        for index in ids:
+            data = self._table[index]
+            if self._first_spaceless and index not in self._skipped:
+                data = data.replace(b" ", b"")
                 self._first_spaceless = False
-                return self._decode(self._table[index].replace(b" ", b"")) + self.push(rest[at + 1 :])
-        return ""
+            pieces.append(data)
+        return b"".join(pieces)
 
     def _stripped(self, text: str) -> str:
         kept = text.lstrip(" ")
         taken = min(self._strip, len(text) - len(kept))
-        self._strip = 0 if kept or taken == self._strip else self._strip - taken
+        self._strip = 0 if kept else self._strip - taken
         return text[taken:]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import os
 import shutil
 import signal
@@ -52,6 +53,8 @@ class ServeError(RuntimeError):
 async def serve(settings: ServeSettings, announcer: Announcer) -> None:
     """Serve until a signal says stop; raises ServeError when it cannot be done."""
     with RunDirectory() as run, listening(settings.host, settings.port) as listener:
+        if not is_loopback(listener.getsockname()[0]):
+            announcer.say(f"{settings.host} is open to the network and this server asks for no key")
         await Supervisor(settings, run, listener, announcer).run()
 
 
@@ -66,6 +69,11 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         raise ServeError(f"cannot listen on {host}:{port}: {why}") from None
     with listener:
         yield listener
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host reaches an address."""
+    return ipaddress.ip_address(host).is_loopback
 
 
 class Supervisor:
@@ -104,19 +112,25 @@ class Supervisor:
         """The whole life. Raises ServeError when the server failed."""
         become_subreaper()
         await self._leases.start(self._lease_path)
-        with self._signals():
-            async with asyncio.TaskGroup() as tasks:
-                helpers = [tasks.create_task(self._learn_names()), tasks.create_task(self._watch())]
-                # Everything at once: a child waits only for what it cannot do without, in its own launch method.
-                for keeper in self._keepers():
-                    tasks.create_task(keeper.run())
-                await self._stop.wait()
-                await self._shut_down()
-                for helper in [*helpers, self._telling]:
-                    if helper is not None:
-                        helper.cancel()
+        try:
+            with self._signals():
+                await self._supervise()
+        finally:
+            end_descendants()
         if self._failure:
             raise ServeError(self._failure)
+
+    async def _supervise(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [tasks.create_task(self._learn_names()), tasks.create_task(self._watch())]
+            # Everything at once: a child waits only for what it cannot do without, in its own launch method.
+            for keeper in self._keepers():
+                tasks.create_task(keeper.run())
+            await self._stop.wait()
+            await self._shut_down()
+            for helper in [*helpers, self._telling]:
+                if helper is not None:
+                    helper.cancel()
 
     # What is started, and how
 
@@ -286,12 +300,16 @@ class Supervisor:
     async def _shut_down(self) -> None:
         """Frontends first: what is in flight still needs everything else. Ray last, when no rank needs it any more."""
         await self._end(self._settings.drain_timeout + FRONTEND_MARGIN, *self._frontends)
-        await self._end(LAUNCHER_GRACE, self._launcher)  # ends its ranks
+        await self._launcher.stop(self._launcher_grace())  # ends its ranks
         await self._end(SCHEDULER_GRACE, self._scheduler)
         await self._leases.close()  # ranks that no launcher ended do so now
         if self._ray_head is not None:
             await self._ray_head.stop(RAY_GRACE)
-        await asyncio.to_thread(end_descendants)
+
+    def _launcher_grace(self) -> float:
+        """On a cluster that is not ours the launcher must give its placements back, whatever the hurry."""
+        owns_all = self._settings.launcher == "local" or self._settings.private_ray
+        return 0.0 if self._hurried and owns_all else LAUNCHER_GRACE
 
     async def _end(self, grace: float, *keepers: Keeper) -> None:
         await asyncio.gather(*(keeper.stop(0.0 if self._hurried else grace) for keeper in keepers))

@@ -40,12 +40,20 @@ class RankEnded:
     """Its exit status where one is known; see ``workers/rank.py``."""
 
 
-Deliver = Callable[[RankEnded], None]
+@dataclass(frozen=True)
+class LauncherFailed:
+    """The launcher can no longer see its ranks: this process should end, and the next one take them over."""
+
+    cause: str
+
+
+Deliver = Callable[[RankEnded | LauncherFailed], None]
 """Called on a launcher's own threads; quick, and does not raise."""
 
 
 class Launcher(Protocol):
-    """How ranks come to be. Used from one thread; reports through ``Deliver``."""
+    """How ranks come to be. Used from one thread; reports through ``Deliver``. Any method but ``close`` may raise
+    LaunchError."""
 
     def adopt(self) -> Sequence[Launch]:
         """Launches of an earlier launcher process that still run; their ends will be told from now on."""

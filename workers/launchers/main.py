@@ -24,7 +24,7 @@ from protocol.link import LinkEvent, Opened, PeerLink, Received, Refused
 from protocol.transport import AddressError, NullSecurity
 from protocol.versions import NEWEST, OLDEST
 from protocol.worker import GroupDown, GroupUp, KillGroup, LauncherHello, SetGroups, Stop
-from workers.launchers.base import Launcher, LaunchError, RankEnded
+from workers.launchers.base import Launcher, LauncherFailed, LaunchError, RankEnded
 from workers.launchers.groups import STOP_GRACE, Action, Down, End, Groups, RestartPolicy, Start, Up
 from workers.launchers.settings import LauncherSettings
 from workers.rank import EXIT_FAILED, EXIT_STOPPED, EXIT_UNUSABLE
@@ -144,6 +144,8 @@ class _LauncherProcess:
             self._do(self._groups.ended(event, now))
             if self._groups.unusable:
                 self._stop(EXIT_UNUSABLE, self._groups.unusable, 0.0)
+        elif isinstance(event, LauncherFailed):
+            raise LaunchError(event.cause)  # ranks go on without this process
         elif isinstance(event, _StopRequest):
             # A second request ends what the first one still waits for.
             self._stop(EXIT_STOPPED, event.reason, event.grace if self._stopping is None else 0.0)

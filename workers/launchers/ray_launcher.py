@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from ray.util import get_placement_group, list_named_actors, placement_group_tab
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from workers.launchers.base import Deliver, Launch, LaunchError, RankEnded
+from workers.launchers.base import Deliver, Launch, LauncherFailed, LaunchError, RankEnded
 from workers.launchers.ray_actor import RankActor
 from workers.launchers.ray_names import RankName, launch_name, parse_rank_name
 from workers.options import WorkerOptions
@@ -29,6 +30,7 @@ from workers.options import WorkerOptions
 logger = logging.getLogger(__name__)
 
 SLOT_RESOURCE = "headrace_slot"
+CONNECT_SECONDS = 5.0
 SENTINEL_SECONDS = 1.0
 """Longest time until a new rank is watched; ends of watched ones are seen at once."""
 PENDING_SECONDS = 5.0
@@ -38,15 +40,23 @@ REAP_SECONDS = 10.0
 
 def connect(address: str, namespace: str) -> None:
     """Become a driver of the cluster at ``address`` (empty: ``RAY_ADDRESS``). Raises LaunchError."""
+    address = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
-        ray.init(
-            address=address or os.environ.get("RAY_ADDRESS") or "auto",
-            namespace=namespace,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise LaunchError(f"cannot connect to Ray at {address or 'RAY_ADDRESS'}: {_one_line(error)}") from error
+        _check_reachable(address)
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.WARNING)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise LaunchError(f"cannot connect to Ray at {address}: {_one_line(error)}") from error
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError or ValueError for an address where nobody listens: Ray itself tries for minutes."""
+    if address == "auto":
+        return
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdigit()) or "/" in host:
+        raise ValueError("write HOST:PORT of the cluster's head, or auto")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS):
+        pass
 
 
 class RayLauncher:
@@ -84,8 +94,9 @@ class RayLauncher:
     def adopt(self) -> list[Launch]:
         """Complete launches of this model found by name; incomplete ones are killed."""
         found: dict[Launch, list[int]] = {}
-        for text in list_named_actors():
-            name = parse_rank_name(text)
+        with _ray_calls("find the ranks of an earlier launcher"):
+            names = [parse_rank_name(text) for text in list_named_actors()]
+        for name in names:
             if name is not None and name.model == self._model and self._owns(name.group):
                 found.setdefault(Launch(name.group, name.incarnation, self._tp), []).append(name.rank)
         launches = [launch for launch, ranks in found.items() if sorted(ranks) == list(range(self._tp))]
@@ -104,18 +115,19 @@ class RayLauncher:
     def launch(self, ranks: Sequence[WorkerOptions]) -> None:
         """Ask for a placement group and for the actors in it; Ray makes them when the resources are there."""
         launch = Launch(_group(ranks[0]), _incarnation(ranks[0]), ranks[0].tp)
-        bundle = _bundle(ranks[0])
         try:
-            group = placement_group(
-                [bundle] * len(ranks),
-                strategy="STRICT_PACK",
-                name=launch_name(self._model, launch.group, launch.incarnation),
-                lifetime="detached",
-            )
-            calls = [self._start(options, group, bundle) for options in ranks]
-        except (ValueError, RuntimeError, ray.exceptions.RayError) as error:
+            with _ray_calls(f"start the ranks of group {launch.group}"):
+                bundle = _bundle(ranks[0])
+                group = placement_group(
+                    [bundle] * len(ranks),
+                    strategy="STRICT_PACK",
+                    name=launch_name(self._model, launch.group, launch.incarnation),
+                    lifetime="detached",
+                )
+                calls = [self._start(options, group, bundle) for options in ranks]
+        except LaunchError:
             self.end(launch, 0.0)
-            raise LaunchError(f"Ray refused the ranks of group {launch.group}: {_one_line(error)}") from error
+            raise
         with self._lock:
             self._placing[launch] = (group, time.monotonic())
         for rank, call in enumerate(calls):
@@ -126,11 +138,12 @@ class RayLauncher:
         told so by the scheduler's Stop."""
         with self._lock:
             self._placing.pop(launch, None)
-        for rank in range(launch.tp):
-            actor = self._actor(launch, rank)
-            if actor is not None:
-                ray.kill(actor)
-        _remove_placement(launch_name(self._model, launch.group, launch.incarnation))
+        with _ray_calls(f"end the ranks of group {launch.group}"):
+            for rank in range(launch.tp):
+                actor = self._actor(launch, rank)
+                if actor is not None:
+                    ray.kill(actor)
+            _remove_placement(launch_name(self._model, launch.group, launch.incarnation))
 
     def close(self) -> None:
         """Stop watching and disconnect; detached actors go on."""
@@ -173,7 +186,14 @@ class RayLauncher:
         self._changed.set()
 
     def _watch(self) -> None:
-        """The sentinel of all ranks: a call that returns or fails is a rank that ended."""
+        """The sentinel's thread."""
+        try:
+            self._watch_ranks()
+        except ray.exceptions.RayError as error:
+            self._deliver(LauncherFailed(f"Ray no longer answers: {_one_line(error)}"))
+
+    def _watch_ranks(self) -> None:
+        """A call that returns or fails is a rank that ended."""
         while not self._closing:
             with self._lock:
                 calls = list(self._watched)
@@ -183,11 +203,26 @@ class RayLauncher:
                 continue
             ended, _ = ray.wait(calls, num_returns=1, timeout=SENTINEL_SECONDS)
             for call in ended:
-                with self._lock:
-                    launch, rank = self._watched.pop(call)
-                status, cause = _outcome(call, rank)
-                self._deliver(RankEnded(launch.group, launch.incarnation, rank, cause, status))
+                self._finish(call)
             self._tell_pending()
+
+    def _finish(self, call: Any) -> None:
+        """A watched call is over: so is its rank, unless Ray only lost sight of it."""
+        with self._lock:
+            launch, rank = self._watched.pop(call)
+        try:
+            status: int | None = ray.get(call)
+            cause = f"rank {rank} exited with status {status}"
+        except ray.exceptions.ActorUnavailableError as error:
+            actor = self._actor(launch, rank)
+            if actor is not None:
+                self._changed.wait(SENTINEL_SECONDS)
+                self._add(actor.ended.remote(), launch, rank)
+                return
+            status, cause = None, f"rank {rank} died: {_one_line(error)}"
+        except ray.exceptions.RayError as error:
+            status, cause = None, f"rank {rank} died: {_one_line(error)}"
+        self._deliver(RankEnded(launch.group, launch.incarnation, rank, cause, status))
 
     def _tell_pending(self) -> None:
         """Say what a launch waits for when Ray does not place it."""
@@ -234,6 +269,15 @@ def reap(namespace: str, address: str = "") -> int:
             ray.shutdown()
 
 
+@contextmanager
+def _ray_calls(what: str) -> Iterator[None]:
+    """Raise LaunchError for whatever Ray raises."""
+    try:
+        yield
+    except (ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        raise LaunchError(f"Ray could not {what}: {_one_line(error)}") from error
+
+
 def _remove_placement(name: str) -> None:
     """Remove a placement group of this process's namespace, if it is there."""
     with suppress(ValueError):
@@ -247,15 +291,6 @@ def _bundle(options: WorkerOptions) -> dict[str, float]:
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         on_gpu = resources.get("GPU", 0) > 0
     return {"GPU": 1} if on_gpu and options.engine == "model" else {SLOT_RESOURCE: 1}
-
-
-def _outcome(call: Any, rank: int) -> tuple[int | None, str]:
-    """Exit status and cause of a rank whose call has ended."""
-    try:
-        status: int | None = ray.get(call)
-    except ray.exceptions.RayError as error:
-        return None, f"rank {rank} died: {_one_line(error)}"
-    return status, f"rank {rank} exited with status {status}"
 
 
 def _one_line(error: BaseException) -> str:

@@ -28,7 +28,7 @@ from protocol.requests import MAX_CHOICES
 from protocol.worker import GroupDown, KillGroup, Register, StepDone, StepFailed
 from scheduler.block_pool import IntegrityError
 from scheduler.directory import Model
-from scheduler.fleet import Fleet
+from scheduler.fleet import Fleet, Refusal
 from scheduler.frames import FrameBuilder
 from scheduler.intake import SubmitRefused, read_submit
 from scheduler.load import LoadPacer
@@ -170,8 +170,8 @@ class Cell:
 
     # ----------------------------------------------------------------------------------------------------- groups
 
-    def refusal(self, register: Register) -> str:
-        """Why a group cannot join, in words for its log; empty when it can."""
+    def refusal(self, register: Register) -> Refusal | None:
+        """Why a group cannot join; None when it can."""
         return self._fleet.refusal(register)
 
     def group_joined(self, session: SessionId, register: Register, now: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from protocol.frontend import ModelDown, ModelUp, Started
 from protocol.ids import Epoch, Incarnation, SessionId
@@ -31,6 +32,15 @@ MOST_FAILURES = 3
 """Failed steps in a row, after which a group is given up."""
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Why a registration is not taken."""
+
+    reason: str
+    final: bool
+    """Trying again cannot help."""
+
+
 class Fleet:
     """Models with their queues, and the groups that serve them."""
 
@@ -50,16 +60,18 @@ class Fleet:
 
     # ------------------------------------------------------------------------------------------- coming and going
 
-    def refusal(self, register: Register) -> str:
-        """Why a group cannot join, in words for its log; empty when it can."""
+    def refusal(self, register: Register) -> Refusal | None:
+        """Why a group cannot join; None when it can."""
         if self._given_up.get(register.group) == register.incarnation:
-            return f"incarnation {register.incarnation:#x} of group {register.group} was given up; launch another"
+            # Not final: the launcher is to kill it, and must not take it for a group that can never serve.
+            return Refusal(f"incarnation {register.incarnation:#x} of group {register.group} was given up", False)
         try:
             GroupShape.of(register, self._settings.watermark)
         except UnusableGroup as error:
-            return str(error)
+            return Refusal(str(error), True)
         model = self.models.get(register.model)
-        return model.conflict(register) if model else ""
+        conflict = model.conflict(register) if model else ""
+        return Refusal(conflict, True) if conflict else None
 
     def join(self, session: SessionId, register: Register, now: float) -> Model:
         """A leader's session opened; its group has dropped every slot. ``refusal`` was asked before."""

@@ -126,7 +126,8 @@ def load_artefacts(
     cache = cache or cache_directory()
     path = Path(model).expanduser()
     if path.is_dir():
-        return _from_directory(path, cache, name=_directory_name(path))
+        lone = _lone_gguf(path)
+        return _from_gguf(lone, cache) if lone else _from_directory(path, cache, name=_directory_name(path))
     if path.is_file():
         return _from_gguf(path, cache)
     if path.suffix == ".gguf" or not is_hub_name(model):
@@ -213,7 +214,13 @@ def _convert_gguf(path: Path, directory: Path) -> None:
         model_directory.TOKENIZER: tokenizer_from_gguf(gguf),
         model_directory.TOKENIZER_CONFIG: tokenizer_config_from_gguf(gguf),
     }
-    publish_directory(directory, lambda made: _write_files(made, files, chat_templates_from_gguf(gguf)))
+    templates = chat_templates_from_gguf(gguf)
+
+    def fill(made: Path) -> None:
+        _write_files(made, files, templates)
+        _load_tokenizer(made / model_directory.TOKENIZER, origin=path)  # nothing unreadable may get into the cache
+
+    publish_directory(directory, fill)
 
 
 def _write_files(directory: Path, files: dict[str, dict[str, Any]], templates: dict[str, str]) -> None:
@@ -279,14 +286,14 @@ def _tokenizer_facts(path: Path, cache: Path) -> dict[str, Any]:
     return facts
 
 
-def _load_tokenizer(path: Path) -> Tokenizer:
+def _load_tokenizer(path: Path, *, origin: Path | None = None) -> Tokenizer:
     from tokenizers import Tokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # our own pool is the parallelism; forks must not warn
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for anything wrong with the file
-        raise ArtefactError(f"{path}: not a tokenizer: {error}") from error
+        raise ArtefactError(f"{origin or path}: the tokenizer cannot be read: {error}") from error
 
 
 def _special_tokens(
@@ -323,6 +330,14 @@ def _directory_name(path: Path) -> str:
     if resolved.parent.name == "snapshots" and hub_folder.startswith("models--"):
         return hub_folder.removeprefix("models--").replace("--", "/", 1)
     return resolved.name
+
+
+def _lone_gguf(directory: Path) -> Path | None:
+    """The GGUF file of a directory that holds one and no Hugging Face model."""
+    if (directory / model_directory.CONFIG).exists():
+        return None
+    files = list(directory.glob("*.gguf"))
+    return files[0] if len(files) == 1 else None
 
 
 def _gguf_name(path: Path) -> str:

@@ -55,16 +55,16 @@ def config_from_gguf(gguf: GgufMetadata) -> dict[str, Any]:
     config["max_position_embeddings"] = gguf.integer(f"{architecture}.context_length")
     config["vocab_size"] = _embedding_rows(gguf, architecture)
     config["tie_word_embeddings"] = _OUTPUT not in gguf.tensor_names()
-    epsilon = gguf.fields.get(f"{architecture}.attention.layer_norm_rms_epsilon")
-    if epsilon is not None:
-        config["rms_norm_eps"] = _shortest_float32(epsilon)
-    config["rope_theta"] = _shortest_float32(gguf.fields.get(f"{architecture}.rope.freq_base", 10000.0))
+    epsilon = f"{architecture}.attention.layer_norm_rms_epsilon"
+    if epsilon in gguf.fields:
+        config["rms_norm_eps"] = _shortest_float32(gguf.number(epsilon))
+    config["rope_theta"] = _shortest_float32(gguf.number(f"{architecture}.rope.freq_base", 10000.0))
     config.update(_head_dimension(gguf, architecture, config))
     config.update(_rope_scaling(gguf, architecture))
     config["attention_bias"] = "blk.0.attn_q.bias" in gguf.tensor_names()
     config["hidden_act"] = "silu"
     for name, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
-        token = gguf.fields.get(f"tokenizer.ggml.{key}_token_id")
+        token = gguf.token_id(key)
         if token is not None:
             config[name] = token
     return config
@@ -73,8 +73,8 @@ def config_from_gguf(gguf: GgufMetadata) -> dict[str, Any]:
 def generation_config_from_gguf(gguf: GgufMetadata) -> dict[str, Any]:
     """generation_config.json: end tokens (eos and eot) and the sampling defaults the file may carry."""
     generation: dict[str, Any] = {}
-    ends = [gguf.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
-    end_ids = sorted({end for end in ends if isinstance(end, int)})
+    ends = [gguf.token_id(name) for name in ("eos", "eot")]
+    end_ids = sorted({end for end in ends if end is not None})
     if end_ids:
         generation["eos_token_id"] = end_ids
     for key, name in _SAMPLING.items():
@@ -110,18 +110,15 @@ def _head_dimension(gguf: GgufMetadata, architecture: str, config: dict[str, Any
 
 
 def _rope_scaling(gguf: GgufMetadata, architecture: str) -> dict[str, Any]:
-    kind = gguf.fields.get(f"{architecture}.rope.scaling.type", "none")
-    factor = gguf.fields.get(
-        f"{architecture}.rope.scaling.factor", gguf.fields.get(f"{architecture}.rope.scale_linear")
-    )
-    if kind == "none" and factor is not None and factor != 1.0 and f"{architecture}.rope.scale_linear" in gguf.fields:
-        kind = "linear"
-    if kind == "none" or factor is None:
+    prefix = f"{architecture}.rope.scaling"
+    older = f"{architecture}.rope.scale_linear"
+    kind = gguf.text(f"{prefix}.type", "linear" if older in gguf.fields else "none")
+    factor = gguf.number(f"{prefix}.factor", gguf.number(older, 1.0))
+    if kind == "none" or factor == 1.0:
         return {}
     scaling: dict[str, Any] = {"rope_type": kind, "factor": _shortest_float32(factor)}
-    original = gguf.fields.get(f"{architecture}.rope.scaling.original_context_length")
-    if original is not None:
-        scaling["original_max_position_embeddings"] = original
+    if f"{prefix}.original_context_length" in gguf.fields:
+        scaling["original_max_position_embeddings"] = gguf.integer(f"{prefix}.original_context_length")
     return {"rope_scaling": scaling}
 
 

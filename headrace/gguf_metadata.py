@@ -62,6 +62,21 @@ class GgufMetadata:
             raise self._wrong(key, "an integer", value)
         return value
 
+    def number(self, key: str, default: float | None = None) -> float:
+        """A numeric field; without a default it must be there."""
+        value = self.fields.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self._wrong(key, "a number", value)
+        return value
+
+    def token_id(self, name: str) -> int | None:
+        """`tokenizer.ggml.<name>_token_id`, when there is one and it is in the vocabulary."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key not in self.fields:
+            return None
+        index = self.integer(key)
+        return index if 0 <= index < len(self.strings("tokenizer.ggml.tokens")) else None
+
     def strings(self, key: str, default: list[str] | None = None) -> list[str]:
         """An array of strings; without a default it must be there."""
         value = self.fields.get(key, default)

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.artefact_error import ArtefactError
 from headrace.gguf_metadata import GgufMetadata
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_CONTROL, _USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -76,8 +76,8 @@ def tokenizer_config_from_gguf(gguf: GgufMetadata) -> dict[str, Any]:
     tokens = gguf.strings("tokenizer.ggml.tokens")
     config: dict[str, Any] = {"add_bos_token": _adds_bos(gguf), "add_eos_token": _adds_eos(gguf)}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        index = gguf.fields.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(index, int) and 0 <= index < len(tokens):
+        index = gguf.token_id(key)
+        if index is not None:
             config[f"{name}_token"] = tokens[index]
     return config
 
@@ -157,11 +157,11 @@ def _sentencepiece(gguf: GgufMetadata) -> dict[str, Any]:
     added = _added_tokens(gguf, tokens)
     vocab = {token: index for index, token in enumerate(tokens)}
     prefix_space = gguf.fields.get("tokenizer.ggml.add_space_prefix", True) is not False
-    unknown = gguf.fields.get("tokenizer.ggml.unknown_token_id")
+    unknown = gguf.token_id("unknown")
     model = {
         "type": "BPE",
         "dropout": None,
-        "unk_token": tokens[unknown] if isinstance(unknown, int) and unknown < len(tokens) else None,
+        "unk_token": None if unknown is None else tokens[unknown],
         "continuing_subword_prefix": None,
         "end_of_word_suffix": None,
         "fuse_unk": True,
@@ -189,7 +189,8 @@ def _sentencepiece(gguf: GgufMetadata) -> dict[str, Any]:
 def _scored_merges(gguf: GgufMetadata, vocab: dict[str, int]) -> list[list[str]]:
     """Merges that reproduce SentencePiece's order: the pair whose joined piece scores highest merges first."""
     scores = gguf.fields.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(gguf.strings("tokenizer.ggml.tokens")):
+    count = len(gguf.strings("tokenizer.ggml.tokens"))
+    if not isinstance(scores, list) or len(scores) != count or isinstance(scores[0], str):
         raise ArtefactError(f"{gguf.path}: a llama tokenizer needs merges or one score per token; it has neither")
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, index in vocab.items():
@@ -212,24 +213,27 @@ def _merges(gguf: GgufMetadata, vocab: dict[str, int]) -> list[list[str]]:
 
 
 def _added_tokens(gguf: GgufMetadata, tokens: list[str]) -> list[dict[str, Any]]:
-    """Control tokens are special; user-defined ones are matched whole but are text."""
+    """Control tokens and those with a role are special; user-defined ones are matched whole but are text."""
     if not tokens:
         raise ArtefactError(f"{gguf.path}: the vocabulary is empty")
     types = gguf.fields.get("tokenizer.ggml.token_type", [])
     if not isinstance(types, list) or len(types) not in (0, len(tokens)):
-        raise ArtefactError(f"{gguf.path}: {len(tokens)} tokens but {len(types)} token types")
+        raise ArtefactError(f"{gguf.path}: tokenizer.ggml.token_type should have one entry per token")
+    special = {gguf.token_id(name) for name in ("bos", "eos", "unknown", "padding")}
+    special.update(index for index, kind in enumerate(types) if kind == _CONTROL)
+    user_defined = {index for index, kind in enumerate(types) if kind == _USER_DEFINED}
     return [
         {
             "id": index,
-            "content": tokens[index],
+            "content": token,
             "single_word": False,
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": kind == _CONTROL,
+            "special": index in special,
         }
-        for index, kind in enumerate(types)
-        if kind in (_CONTROL, _USER_DEFINED) and tokens[index]
+        for index, token in enumerate(tokens)
+        if token and (index in special or index in user_defined)
     ]
 
 

@@ -178,5 +178,7 @@ FOREIGN = {
     )
 }
 
-FLAG_VARIABLES = frozenset(flag.variable for flag in (*SERVE, *FRONTEND, *SCHEDULER, *WORKERS, *CHAT))
-"""Environment variables that are flags."""
+FLAG_VARIABLES = frozenset(flag.variable for flag in (*SERVE, *FRONTEND, *SCHEDULER, *WORKERS, *CHAT)) - {
+    LOG_LEVEL.variable
+}
+"""Environment variables that children of `serve` are told otherwise; how much is logged they read there themselves."""

@@ -139,6 +139,8 @@ def test_a_killed_rank_is_started_again(server: ServeProcess) -> None:
     os.kill(min(ranks), signal.SIGKILL)
     assert ask(server) == "quick"
     wait_for_pids(server, "worker-rank", 2, gone={min(ranks)})
+    # By the launcher that took the ranks of a killed one over: the other rank is still the first launcher's.
+    assert max(ranks) in server.pids("worker-rank")
 
 
 def test_a_killed_supervisor_takes_everything_with_it(script: Path) -> None:

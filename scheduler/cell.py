@@ -29,7 +29,7 @@ from protocol.worker import GroupDown, KillGroup, Register, StepDone, StepFailed
 from scheduler.block_pool import IntegrityError
 from scheduler.directory import Model
 from scheduler.fleet import Fleet, Refusal
-from scheduler.frames import FrameBuilder
+from scheduler.frames import Notebook, StepFrames, note_frames
 from scheduler.intake import SubmitRefused, read_submit
 from scheduler.load import LoadPacer
 from scheduler.outbox import Outbox, Outgoing, ToFrontend, ToFrontends
@@ -69,8 +69,8 @@ class Cell:
         self.frames_dropped = 0
         """Set by whoever reads sockets; relayed in Load."""
         self._settings = settings
-        self._outbox, self._frames = Outbox(), FrameBuilder()
-        self._fleet = Fleet(settings, epoch, self._outbox, self._frames)
+        self._outbox, self._notes = Outbox(), Notebook()
+        self._fleet = Fleet(settings, epoch, self._outbox, self._notes)
         self._frontends: dict[SessionId, dict[int, Sequence]] = {}
         self._deadlines: list[tuple[float, int, Request]] = []
         self._arrivals = itertools.count()
@@ -92,7 +92,7 @@ class Cell:
         """A frontend's session ended: nobody waits for its requests any more."""
         for sequence in self._frontends.pop(session, {}).values():
             self._fleet.withdraw(sequence)
-        self._frames.forget(session)
+        self._notes.forget(session)
 
     def submit(self, session: SessionId, submit: Submit, now: float) -> None:
         """Queue a Submit, or refuse it as a whole."""
@@ -160,7 +160,7 @@ class Cell:
         session = sequence.request.session
         del self._frontends[session][sequence.rid]
         self._finished[reason] += 1
-        self._frames.finish(session, Finish(sequence.rid, reason, len(sequence.output), stop_id, message))
+        self._notes.finish(session, Finish(sequence.rid, reason, len(sequence.output), stop_id, message))
 
     def _reject(self, session: SessionId, rids: list[int], refused: SubmitRefused) -> None:
         if rids:
@@ -200,8 +200,7 @@ class Cell:
             self._finish(finished.sequence, finished.reason, stop_id=finished.stop_id, message=finished.message)
         self._fleet.refill(session, now)
         group = self._fleet.groups[session].name
-        for destination, frame in self._frames.step_frames(group, done.step, outcome.delivery):
-            self._outbox.add(ToFrontend(destination, frame))
+        self._outbox.add(StepFrames(group, done.step, outcome.delivery, self._notes.take()))
 
     def step_failed(self, session: SessionId, failed: StepFailed, now: float) -> None:
         """A plan was not executed: nothing is lost but the work."""
@@ -225,7 +224,7 @@ class Cell:
         self._end_expired(now)
         self._refuse_what_waits_in_vain(now)
         self._fleet.refill_all(now)
-        for session, frame in self._frames.stepless_frames():
+        for session, frame in note_frames(self._notes.take(), group="", step=0):
             self._outbox.add(ToFrontend(session, frame))
         if self._pacer.due(now):
             load = self.load()

@@ -13,7 +13,7 @@ from protocol.frontend import ModelDown, ModelUp, Started
 from protocol.ids import Epoch, Incarnation, SessionId
 from protocol.worker import GroupDown, KillGroup, Register, Reset, StepDone, StepFailed
 from scheduler.directory import Group, Model, cheapest, new_model
-from scheduler.frames import FrameBuilder
+from scheduler.frames import Notebook
 from scheduler.group import GroupScheduler
 from scheduler.load import DrainRate
 from scheduler.outbox import EndLeader, Outbox, ToFrontends, ToLaunchers, ToLeader
@@ -44,7 +44,7 @@ class Refusal:
 class Fleet:
     """Models with their queues, and the groups that serve them."""
 
-    def __init__(self, settings: CellSettings, epoch: Epoch, outbox: Outbox, frames: FrameBuilder) -> None:
+    def __init__(self, settings: CellSettings, epoch: Epoch, outbox: Outbox, notes: Notebook) -> None:
         self.models: dict[str, Model] = {}
         self.groups: dict[SessionId, Group] = {}
         self.drain_rate = DrainRate()
@@ -55,7 +55,7 @@ class Fleet:
         self._settings = settings
         self._epoch = epoch
         self._outbox = outbox
-        self._frames = frames
+        self._notes = notes
         self._given_up: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------------- coming and going
@@ -242,7 +242,7 @@ class Fleet:
         self.drain_rate.admitted(now)
         if not sequence.started:
             sequence.started = True
-            self._frames.start(sequence.request.session, Started(sequence.rid, group.name, cached_tokens=0))
+            self._notes.start(sequence.request.session, Started(sequence.rid, group.name, cached_tokens=0))
 
     def _plan(self, group: Group, now: float) -> None:
         """Keep two plans out; whoever a plan preempted waits at the head, once it has settled."""

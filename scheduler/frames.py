@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from protocol.frontend import Finish, Frame, Started
 from protocol.ids import SessionId
@@ -14,39 +15,57 @@ from scheduler.results import Delivery
 
 
 @dataclass
-class _Notes:
+class Notes:
+    """What is to be said to one frontend beside ids."""
+
     finishes: list[Finish] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
 
 
-class FrameBuilder:
-    """Collects what is to be said to each frontend, and puts it into as few frames as the rule allows."""
+class Notebook:
+    """Notes that wait for a frame, by frontend."""
 
     def __init__(self) -> None:
-        self._notes: dict[SessionId, _Notes] = {}
+        self._notes: dict[SessionId, Notes] = {}
 
     def finish(self, session: SessionId, finish: Finish) -> None:
-        """Goes out with the frontend's next frame."""
-        self._notes.setdefault(session, _Notes()).finishes.append(finish)
+        """Goes out with the frontend's next frame, and so with the choice's last ids."""
+        self._notes.setdefault(session, Notes()).finishes.append(finish)
 
     def start(self, session: SessionId, started: Started) -> None:
         """Goes out with the frontend's next frame."""
-        self._notes.setdefault(session, _Notes()).started.append(started)
+        self._notes.setdefault(session, Notes()).started.append(started)
 
     def forget(self, session: SessionId) -> None:
         """The frontend is gone."""
         self._notes.pop(session, None)
 
-    def step_frames(self, group: str, step: int, delivery: Delivery) -> Iterator[tuple[SessionId, Frame]]:
-        """The frames of one step, with every note that waits."""
+    def take(self) -> dict[SessionId, Notes]:
+        """Every note since the last call."""
+        notes, self._notes = self._notes, {}
+        return notes
+
+
+@dataclass(frozen=True, slots=True)
+class StepFrames:
+    """All frames of one step, built when they are sent: the plan before them in the outbox does not wait for that."""
+
+    group: str
+    step: int
+    delivery: Delivery
+    notes: dict[SessionId, Notes]
+
+    def build(self) -> Iterator[tuple[SessionId, Frame]]:
+        """(frontend, its frame)."""
+        delivery, unsaid = self.delivery, dict(self.notes)
         for session, rows in _by_session(delivery):
-            notes = self._notes.pop(session, None) or _Notes()
+            notes = unsaid.pop(session, None) or Notes()
             counts, ids = delivery.counts[rows], delivery.ids[rows]
             yield (
                 session,
                 Frame(
-                    group=group,
-                    step=step,
+                    group=self.group,
+                    step=self.step,
                     rids=pack_u64(delivery.rid[rows]),
                     first=pack_u32(delivery.first[rows]),
                     counts=pack_u8(counts),
@@ -55,19 +74,16 @@ class FrameBuilder:
                     started=tuple(notes.started),
                 ),
             )
-        yield from self._noted_frames(group, step)
-
-    def stepless_frames(self) -> Iterator[tuple[SessionId, Frame]]:
-        """What waits and no step caused."""
-        yield from self._noted_frames("", 0)
-
-    def _noted_frames(self, group: str, step: int) -> Iterator[tuple[SessionId, Frame]]:
-        notes_by_session, self._notes = self._notes, {}
-        for session, notes in notes_by_session.items():
-            yield session, Frame(group, step, finishes=tuple(notes.finishes), started=tuple(notes.started))
+        yield from note_frames(unsaid, self.group, self.step)
 
 
-def _by_session(delivery: Delivery) -> Iterator[tuple[SessionId, slice | np.ndarray]]:
+def note_frames(notes_by_session: dict[SessionId, Notes], group: str, step: int) -> Iterator[tuple[SessionId, Frame]]:
+    """Frames without ids; group "" and step 0 when no step caused them."""
+    for session, notes in notes_by_session.items():
+        yield session, Frame(group, step, finishes=tuple(notes.finishes), started=tuple(notes.started))
+
+
+def _by_session(delivery: Delivery) -> Iterator[tuple[SessionId, slice | npt.NDArray[np.intp]]]:
     """(frontend, its rows); the usual case of one frontend takes no sorting."""
     sessions = delivery.session
     if not len(sessions):

@@ -23,6 +23,7 @@ from protocol.ids import Epoch, random_u64
 from protocol.transport import NullSecurity, Transport, TransportOptions
 from scheduler.cell import Cell, CellStatistics
 from scheduler.doors import DoorStatistics, FrontendDoor, WorkerDoor
+from scheduler.frames import StepFrames
 from scheduler.outbox import EndLeader, Outgoing, ToFrontend, ToFrontends, ToLaunchers, ToLeader
 from scheduler.sessions import Kind
 from scheduler.settings import SchedulerSettings
@@ -172,6 +173,9 @@ class SchedulerLoop:
     def _send(self, outgoing: Outgoing, now: float) -> None:
         if isinstance(outgoing, ToLeader):
             self.workers.send(outgoing.session, outgoing.message, now)
+        elif isinstance(outgoing, StepFrames):
+            for session_id, frame in outgoing.build():
+                self.frontends.send(session_id, frame, now)
         elif isinstance(outgoing, ToFrontend):
             self.frontends.send(outgoing.session, outgoing.message, now)
         elif isinstance(outgoing, ToFrontends):

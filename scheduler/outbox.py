@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from protocol.frontend import SchedulerToFrontend
 from protocol.ids import SessionId
 from protocol.worker import SchedulerToLauncher, SchedulerToLeader
+from scheduler.frames import StepFrames
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class EndLeader:
     reason: str
 
 
-Outgoing = ToFrontend | ToFrontends | ToLeader | ToLaunchers | EndLeader
+Outgoing = ToFrontend | ToFrontends | StepFrames | ToLeader | ToLaunchers | EndLeader
 
 
 @dataclass

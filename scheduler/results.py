@@ -15,8 +15,8 @@ from protocol.packing import PackingError, unpack_u8, unpack_u32
 from protocol.worker import RowStatus, StepDone
 from scheduler.requests import Sequence
 
-ADVANCED = (RowStatus.OK, RowStatus.GRAMMAR_END)
-"""A row with another status returns no ids."""
+ADVANCES = np.array([status in (RowStatus.OK, RowStatus.GRAMMAR_END) for status in RowStatus])
+"""By status: a row with another one returns no ids."""
 
 FILLER = -2
 """Right of a row's ids; equals no id and no padding of a stop matrix."""
@@ -105,8 +105,7 @@ def read_rows(done: StepDone, samples: BoolArray, max_ids: int, vocab_size: int)
         raise BadStepDone(f"a row returned {width} ids of at most {max_ids}")
     if status.max(initial=0) > max(RowStatus):
         raise BadStepDone(f"status {status.max()} is none")
-    returned = samples & np.isin(status, ADVANCED)
-    if ((counts > 0) != returned).any():
+    if ((counts > 0) != (samples & ADVANCES[status])).any():
         raise BadStepDone("a row that samples returned no id, or a row that failed or does not sample returned some")
     if len(flat) and flat.max() >= vocab_size:
         raise BadStepDone(f"id {flat.max()} outside the vocabulary of {vocab_size}")

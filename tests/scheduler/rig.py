@@ -11,6 +11,7 @@ from protocol.packing import pack_u32, unpack_u8, unpack_u32, unpack_u64
 from protocol.requests import Choice, Sampling
 from protocol.worker import KillGroup, Plan, Register, Reset, RowStatus
 from scheduler.cell import Cell
+from scheduler.frames import StepFrames
 from scheduler.outbox import EndLeader, Outgoing, ToFrontend, ToFrontends, ToLaunchers, ToLeader
 from scheduler.settings import CellSettings
 from tests.scheduler.fake_worker import FakeWorker, id_at, register
@@ -249,6 +250,9 @@ class Rig:
         if isinstance(outgoing, ToLeader):
             if outgoing.session in self.workers:
                 self.workers[outgoing.session].receive(outgoing.message)
+        elif isinstance(outgoing, StepFrames):
+            for session, frame in outgoing.build():
+                self.frontends[session].receive(frame)
         elif isinstance(outgoing, ToFrontend):
             self.frontends[outgoing.session].receive(outgoing.message)
         elif isinstance(outgoing, ToFrontends):

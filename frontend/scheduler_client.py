@@ -166,6 +166,10 @@ class SchedulerClient:
             unread_bytes=sum(len(feed.ids) - feed.read for feed in self._feeds.values()) * ID_BYTES,
         )
 
+    def open_feeds(self) -> list[Feed]:
+        """The choices now open."""
+        return list(self._feeds.values())
+
     async def available(self) -> ModelInfo:
         """The model, once scheduler and model are there; waits within the grace. Raises ApiError."""
         assert self._loop is not None

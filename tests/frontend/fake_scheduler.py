@@ -98,6 +98,7 @@ class FakeScheduler:
         self.sessions = 0
         self._lost_once: set[int] = set()
         self._gates_open = False
+        self._mute = False
         self._peers: set[bytes] = set()
         self._epoch = random_u64()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -127,6 +128,10 @@ class FakeScheduler:
     def restart(self, *, registered: bool = True) -> None:
         """Forget everything, as a new scheduler would have, and say so."""
         self.order(lambda: self._restart(registered))
+
+    def mute(self) -> None:
+        """Answer no greeting any more."""
+        self.order(lambda: setattr(self, "_mute", True))
 
     def register(self, model: ModelInfo | None = None) -> None:
         """The model's group registers (again), perhaps with another description."""
@@ -166,6 +171,8 @@ class FakeScheduler:
                 self._changed.notify_all()
 
     def _receive(self, peer: bytes, message: Any) -> None:
+        if self._mute and isinstance(message, Hello):
+            return
         if isinstance(message, Hello):
             self._peers = {peer}
             self.sessions += 1

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 
 from frontend.app import create_app
+from frontend.errors import unavailable
 from frontend.server import FrontendServer
 from frontend.service import Frontend
 from frontend.settings import FrontendSettings
@@ -99,6 +100,8 @@ async def bench(
     settings = settings_for(directory, **changes)
     model = described(MODEL, artefacts.tokenizer_digest())
     scheduler = FakeScheduler(settings.scheduler, model, registered=registered)
+    if not in_session:
+        scheduler.mute()
     try:
         frontend = Frontend(settings, artefacts)
         transport = httpx.ASGITransport(create_app(frontend), raise_app_exceptions=False)
@@ -128,6 +131,7 @@ async def live_bench(directory: Path, artefacts: Artefacts, **changes: Any) -> A
             await made.until_here(lambda: server.started and frontend.client.status == "ready", "ready")
             yield made
     finally:
-        server.force_exit = server.should_exit = True
+        frontend.client.fail_all(unavailable("the test is over"))
+        server.should_exit = True
         await serving
         scheduler.close()

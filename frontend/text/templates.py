@@ -129,31 +129,47 @@ class ChatTemplate:
             raise TemplateError(
                 "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
             )
-        template = self._choose(tools)
-        variables = {
-            **self._special_names,
-            **self._checked_kwargs(template_kwargs),
-            "tools": tools or None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        made = normalise(
-            messages,
-            content=self._content_format or template.content_format,
-            arguments=template.arguments_format if any("tool_calls" in message for message in messages) else "object",
-            knows_developer="developer" in template.source,
-        )
-        if not self._guard.is_needed(made, documents):
-            text = _render(template, made, {**variables, "documents": documents}, continue_final_message)
-            return Rendered(text, (), template.name)
-        marks = Marks(made, documents, tools, template_kwargs, template.source)
-        made, documents = self._guard.mark(made, documents, marks)
-        text = _render(template, made, {**variables, "documents": documents}, continue_final_message)
-        text, protected = self._guard.take_out(text, marks)
-        return Rendered(text, protected, template.name)
+        try:
+            return self._render(
+                self._choose(tools),
+                messages,
+                {"tools": tools or None, "add_generation_prompt": add_generation_prompt},
+                documents,
+                template_kwargs,
+                continue_final_message,
+            )
+        except RecursionError as error:
+            raise TemplateError("the conversation is nested too deeply", param="messages") from error
 
     def encode(self, rendered: Rendered) -> list[int]:
         """Token ids of a rendered conversation. The template writes BOS itself; a second one is never added."""
         return self._encoder.encode_rendered(rendered.text, rendered.protected)
+
+    def _render(
+        self,
+        template: _Template,
+        messages: list[Message],
+        variables: dict[str, Any],
+        documents: list[dict[str, Any]] | None,
+        template_kwargs: dict[str, Any] | None,
+        continues: bool,
+    ) -> Rendered:
+        variables = {**self._special_names, **self._checked_kwargs(template_kwargs), **variables}
+        has_calls = any(isinstance(message, dict) and message.get("tool_calls") for message in messages)
+        made = normalise(
+            messages,
+            content=self._content_format or template.content_format,
+            arguments=template.arguments_format if has_calls else "object",
+            knows_developer="developer" in template.source,
+        )
+        if not self._guard.is_needed(made, documents):
+            text = _evaluate(template, made, {**variables, "documents": documents}, continues)
+            return Rendered(text, (), template.name)
+        marks = Marks(made, documents, variables["tools"], template_kwargs, template.source)
+        made, documents = self._guard.mark(made, documents, marks)
+        text = _evaluate(template, made, {**variables, "documents": documents}, continues)
+        text, protected = self._guard.take_out(text, marks)
+        return Rendered(text, protected, template.name)
 
     def _choose(self, tools: list[dict[str, Any]] | None) -> _Template:
         for name in ("override", "tool_use" if tools else "", "default"):
@@ -235,7 +251,7 @@ class _MissingValue(TemplateError):
     """The template uses something the conversation does not have."""
 
 
-def _render(template: _Template, messages: list[Message], variables: dict[str, Any], continues: bool) -> str:
+def _evaluate(template: _Template, messages: list[Message], variables: dict[str, Any], continues: bool) -> str:
     final = ""
     if continues:
         messages, final = _tag_final_message(template, messages)

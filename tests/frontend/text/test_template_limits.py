@@ -125,6 +125,17 @@ def test_deeply_nested_input_is_an_error_not_a_crash(byte_model: Artefacts) -> N
         ChatTemplate(byte_model, "{{ x | tojson }}").render(USER, template_kwargs={"x": nested})
 
 
+@pytest.mark.parametrize("where", ["message", "documents"])
+def test_deeply_nested_untrusted_input_is_an_error_too(byte_model: Artefacts, where: str) -> None:
+    nested: list[object] = []
+    for _ in range(20_000):
+        nested = [nested]
+    message = {"role": "user", "content": "x", **({"extra": nested} if where == "message" else {})}
+    documents = [{"text": nested}] if where == "documents" else None
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        ChatTemplate(byte_model).render([message], documents=documents)
+
+
 def test_nested_tools_cannot_multiply_by_their_indentation(byte_model: Artefacts) -> None:
     nested: object = ["a"] * 20_000
     for _ in range(300):

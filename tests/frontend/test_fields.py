@@ -91,8 +91,8 @@ def test_synonyms_mean_the_same_and_must_agree(kind, body) -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("temprature", "temperature"), ("Seed", "seed"), ("top_kk", "top_k"), ("streams", "stream"), ("n_predic", "n_predict"),
-     ("max_token", "max_tokens")],
+    [("temprature", "temperature"), ("Seed", "seed"), ("top_kk", "top_k"), ("streams", "stream"),
+     ("n_predic", "n_predict"), ("max_token", "max_tokens")],
 )  # fmt: skip
 def test_a_slip_is_refused_with_what_was_meant(name: str, meant: str) -> None:
     for kind, body in REQUESTS:

@@ -22,8 +22,8 @@ class RestartPolicy:
     """Seconds. The first failure after a stable life is answered at once, then the wait doubles."""
 
     first: float = 0.5
-    most: float = 30.0
-    stable: float = 60.0
+    most: float = 10.0
+    stable: float = 30.0
 
     def delay(self, failures: int) -> float:
         """Wait before the launch that follows this many failures in a row, of which the last is not counted."""

@@ -65,7 +65,8 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        why = "the port is in use; choose another with --port" if error.errno == errno.EADDRINUSE else str(error)
+        in_use = error.errno == errno.EADDRINUSE
+        why = "the port is in use; choose another with --port" if in_use else os.strerror(error.errno or 0)
         raise ServeError(f"cannot listen on {host}:{port}: {why}") from None
     with listener:
         yield listener

@@ -15,6 +15,8 @@ from tests.workers.launching import HeldLease, LauncherProcess, Pid
 from workers.launchers.settings import LauncherSettings
 from workers.rank import EXIT_UNUSABLE
 
+pytestmark = pytest.mark.slow
+
 START = [*b"prompt"]
 
 

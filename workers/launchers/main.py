@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -27,13 +28,15 @@ from protocol.worker import GroupDown, GroupUp, KillGroup, LauncherHello, SetGro
 from workers.launchers.base import Launcher, LauncherFailed, LaunchError, RankEnded
 from workers.launchers.groups import STOP_GRACE, Action, Down, End, Groups, RestartPolicy, Start, Up
 from workers.launchers.settings import LauncherSettings
-from workers.rank import EXIT_FAILED, EXIT_STOPPED, EXIT_UNUSABLE
+from workers.rank import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_STOPPED, EXIT_UNUSABLE
 
 logger = logging.getLogger(__name__)
 
 TURN_SECONDS = 1.0
 END_SECONDS = STOP_GRACE + 5.0
 """How long a stopping launcher waits for its ranks; they are killed well before."""
+LOST_SECONDS = 3.0
+"""How long a launcher whose supervisor is gone may still tidy up; its ranks end by their own leases."""
 KEPT_DOWNS = 256
 """Ends of launches remembered while there is no session."""
 
@@ -52,7 +55,7 @@ def run(settings: LauncherSettings) -> int:
         settings.lease,
         role="launcher",
         name=settings.name or "launcher",
-        on_lost=lambda: inbox.put(_StopRequest("the supervisor is gone", 0.0)),
+        on_lost=lambda: _lease_lost(inbox),
         progress=lambda: process[0].turns if process else 0,
     )
     with closing(lease):
@@ -65,6 +68,14 @@ def run(settings: LauncherSettings) -> int:
             logger.error("%s", message)
             lease.report("failed", message=message)
         return status
+
+
+def _lease_lost(inbox: queue.SimpleQueue[object]) -> None:
+    """Stop, and do not wait for a Ray that may be going the same way: its client blocks for a minute without a head."""
+    inbox.put(_StopRequest("the supervisor is gone", 0.0))
+    timer = threading.Timer(LOST_SECONDS, os._exit, (EXIT_LEASE_LOST,))
+    timer.daemon = True
+    timer.start()
 
 
 class _LauncherProcess:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from headrace.artefacts import Artefacts, cache_directory, load_artefacts
-from headrace.gguf_metadata import read_metadata
 from protocol.worker import RowStatus
 from workers.backends.base import Backend, StepInputs
 from workers.backends.torch_reference import TorchReference
@@ -30,7 +29,7 @@ from workers.model.checkpoint import (
 )
 from workers.model.config import ModelConfig
 from workers.model.errors import ModelError
-from workers.model.gguf_checkpoint import GgufCheckpoint, converted
+from workers.model.gguf_checkpoint import open_gguf
 from workers.model.memory import available_memory, gpu_memory, human_bytes, weight_bytes
 from workers.model.precision import resolve_device, resolve_dtype
 from workers.options import WorkerOptions
@@ -169,8 +168,9 @@ def _open(artefacts: Artefacts, config: ModelConfig, options: WorkerOptions, dev
         return _Source(dtype, content_id(files, cache), lambda _: checkpoint)
     dtype = resolve_dtype(options.dtype, gguf=True, named="", stored=torch.float32, device=device)
     content = content_id([artefacts.weights], cache)
-    gguf = GgufCheckpoint(read_metadata(artefacts.weights), config)
-    return _Source(dtype, content, lambda progress: converted(gguf, config, dtype, content, cache, progress))
+    return _Source(
+        dtype, content, lambda progress: open_gguf(artefacts.weights, config, dtype, content, cache, progress)
+    )
 
 
 def _context(options: WorkerOptions, config: ModelConfig) -> int:

@@ -42,17 +42,20 @@ class TileGroup:
     """int64 [tiles * queries]: token of the step; padding repeats token 0."""
     put: Tensor
     """int64 [tiles * queries]: row of the output; padding goes to the row after the last token."""
-    blocks: Tensor
-    """int64 [kv_heads * tiles * blocks]: rows of the pool viewed as [kv_heads * pool blocks, values]."""
+    lines: Tensor
+    """int64 [kv_heads * tiles * blocks]: lines of the pool, seen from a layer's first one."""
     mask: Tensor
     """fp32 [tiles, queries, context]: 0 where a query sees a position, else -inf."""
 
 
 class KVPool:
-    """K and V of all layers, in blocks.
+    """K and V in blocks: [num_blocks + 2, layers, K or V, kv_heads, block_size * head_dim].
 
-    Per layer [kv_heads, num_blocks + 2, block_size, head_dim]. Of the two extra blocks the first stays zero (padding
-    reads it) and the second takes the writes of padding tokens.
+    A block holds all layers, so that memory is taken block by block as they are first written. Of the two extra blocks
+    the first stays zero (padding reads it) and the second takes the writes of padding tokens.
+
+    A *line* is the last dimension: one block of one KV head. Lines of a block are ``lines_per_block`` apart from those
+    of the next, in every layer: so one index serves all layers, each seen from its own first line.
     """
 
     def __init__(
@@ -66,17 +69,18 @@ class KVPool:
         device: torch.device,
     ) -> None:
         self.kv_heads, self.head_dim, self.block_size = kv_heads, head_dim, block_size
-        self.pool_blocks = num_blocks + 2
+        self.lines_per_block = layers * 2 * kv_heads
         self.zero_block, self.scratch_block = num_blocks, num_blocks + 1
-        self.tensor = _zeros((layers, 2, kv_heads, self.pool_blocks, block_size * head_dim), dtype, device)
+        self.blocks = _zeros((num_blocks + 2, layers, 2, kv_heads, block_size * head_dim), dtype, device)
+        self._lines = self.blocks.view(-1, block_size * head_dim)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K and V of a layer, each [kv_heads * pool_blocks, block_size * head_dim]."""
-        keys, values = self.tensor[index].flatten(1, 2)
-        return keys, values
+        """Lines of K and of V from a layer's first one on, each [lines, block_size * head_dim]."""
+        first = index * 2 * self.kv_heads
+        return self._lines[first:], self._lines[first + self.kv_heads :]
 
     def clear(self, blocks: Tensor) -> None:
-        self.tensor[:, :, :, blocks] = 0
+        self.blocks[blocks] = 0
 
 
 def plan_tiles(
@@ -98,14 +102,14 @@ def plan_tiles(
 
 
 def write_positions(inputs: StepInputs, positions: Int64Array, pool: KVPool, padded_tokens: int) -> Int64Array:
-    """Where each token's K and V go: int64 [padded_tokens * kv_heads], rows of the pool viewed as [.., head_dim]."""
+    """Where each token's K and V go: int64 [padded_tokens * kv_heads], in a layer's lines viewed as [.., head_dim]."""
     row = np.repeat(np.arange(len(inputs.lengths)), inputs.lengths)
     block = np.full(padded_tokens, pool.scratch_block, dtype=np.int64)
     block[: len(row)] = inputs.block_tables[row, positions // pool.block_size]
     offset = np.zeros(padded_tokens, dtype=np.int64)
     offset[: len(row)] = positions % pool.block_size
-    head = np.arange(pool.kv_heads, dtype=np.int64) * pool.pool_blocks
-    return ((head[None, :] + block[:, None]) * pool.block_size + offset[:, None]).reshape(-1)
+    line = block[:, None] * pool.lines_per_block + np.arange(pool.kv_heads)
+    return (line * pool.block_size + offset[:, None]).reshape(-1)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, group: TileGroup, pool: KVPool, min_query_rows: int) -> Tensor:
@@ -117,13 +121,13 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, group: TileGroup, pool: KVPo
     q = q.permute(2, 0, 1, 3, 4).reshape(batch, rows, width)
     if rows < min_query_rows:
         q = F.pad(q, (0, 0, 0, min_query_rows - rows))
-    k = keys.index_select(0, group.blocks).view(batch, group.context, width).float()
+    k = keys.index_select(0, group.lines).view(batch, group.context, width).float()
     scores = torch.bmm(q, k.transpose(1, 2))[:, :rows]  # [batch, queries * shared, context]
     scores = scores.reshape(kv_heads, group.tiles, group.queries, shared, group.context)
     weights = torch.softmax(scores.add_(group.mask[None, :, :, None]), dim=-1).view(batch, rows, group.context)
     if rows < min_query_rows:
         weights = F.pad(weights, (0, 0, 0, min_query_rows - rows))
-    v = values.index_select(0, group.blocks).view(batch, group.context, width).float()
+    v = values.index_select(0, group.lines).view(batch, group.context, width).float()
     out = _weighted_sum(weights, v, kv_tile(pool.block_size))[:, :rows]
     out = out.reshape(kv_heads, group.tiles, group.queries, shared, width).permute(1, 2, 0, 3, 4)
     return out.reshape(group.tiles * group.queries, kv_heads * shared * width)
@@ -208,14 +212,14 @@ def _group(
     table = np.full((len(tiles), wanted), pool.zero_block, dtype=np.int64)
     used = -(-(position + count) // pool.block_size)
     table[:, :width] = np.where(np.arange(width) < used[:, None], block_tables[rows, :width], pool.zero_block)
-    blocks = np.arange(pool.kv_heads)[:, None, None] * pool.pool_blocks + table
+    lines = table * pool.lines_per_block + np.arange(pool.kv_heads)[:, None, None]
     return TileGroup(
         tiles=len(tiles),
         queries=queries,
         context=context,
         take=torch.from_numpy(take.reshape(-1)).to(device),
         put=torch.from_numpy(put.reshape(-1)).to(device),
-        blocks=torch.from_numpy(blocks.reshape(-1)).to(device),
+        lines=torch.from_numpy(lines.reshape(-1)).to(device),
         mask=torch.from_numpy(mask).to(device),
     )
 

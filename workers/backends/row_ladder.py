@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+LADDER = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 REFERENCE_ROWS = 16
 """The count that others must agree with; always on the ladder."""
 
@@ -31,18 +31,16 @@ class CpuLinear:
         self._weight, self._product = _prepare(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in] → [rows, out]; ``rows`` is a count of the ladder, or a multiple of its largest."""
+        """x [rows, in] → [rows, out]; ``rows`` comes from ``padded_rows``."""
         if x.shape[0] <= self.most_rows:
             return self._product(x, self._weight, self._bias)
         return torch.cat([self._product(part, self._weight, self._bias) for part in x.split(self.most_rows)])
 
 
 def padded_rows(rows: int, ladder: Sequence[int]) -> int:
-    """The row count a step of ``rows`` runs with."""
-    for count in ladder:
-        if count >= rows:
-            return count
-    return -(-rows // ladder[-1]) * ladder[-1]
+    """The row count a step of ``rows`` runs with: one of the ladder, on top of pieces of its largest."""
+    whole, rest = divmod(rows, ladder[-1])
+    return whole * ladder[-1] + (next(count for count in ladder if count >= rest) if rest else 0)
 
 
 def agree_on_rows(linears: Sequence[CpuLinear], most: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from workers.backends.paged_attention import (
     smallest_stable_rows,
     write_positions,
 )
-from workers.backends.row_ladder import LADDER, CpuLinear, agree_on_rows, padded_rows
+from workers.backends.row_ladder import LADDER, REFERENCE_ROWS, CpuLinear, agree_on_rows, padded_rows
 from workers.model.checkpoint import Checkpoint
 from workers.model.config import ModelConfig
 from workers.model.decoder import Decoder, Linear
@@ -96,7 +96,8 @@ class TorchReference:
         if not self._on_cuda:
             with torch.inference_mode():
                 self._body_rows = agree_on_rows(self._linears[:-1], max_tokens)
-                self._head_rows = agree_on_rows(self._linears[-1:], max_rows)
+                # The head is as fast in pieces of the reference count, and trying more of it takes long.
+                self._head_rows = agree_on_rows(self._linears[-1:], min(max_rows, REFERENCE_ROWS))
             self._query_rows = smallest_stable_rows(self._config.group_size, self._config.head_dim, pool.block_size)
         zeros = np.zeros(1, dtype=np.int32)
         self._step(
@@ -151,9 +152,14 @@ class TorchReference:
             _padded_to(inputs.tokens, padded, device), _padded_to(positions, padded, device), attention
         )
         last = np.cumsum(inputs.lengths, dtype=np.int64) - 1
-        normed = self._decoder.normed(hidden[torch.from_numpy(last).to(device)])  # [rows, hidden]
+        rows = hidden[torch.from_numpy(last).to(device)]  # [rows, hidden]
+        normed = self._decoder.normed(self._with_company(rows))[: len(last)]
         broken = ~torch.isfinite(normed).all(dim=-1).cpu().numpy()
         return StepOutputs(self._logits(normed[torch.from_numpy(inputs.samples).to(device)]), broken)
+
+    def _with_company(self, rows: Tensor) -> Tensor:
+        """A lone row gets a second one: torch reduces a single row another way than several."""
+        return F.pad(rows, (0, 0, 0, 1)) if rows.shape[0] == 1 else rows
 
     def _logits(self, normed: Tensor) -> Tensor:
         rows = normed.shape[0]
@@ -173,11 +179,12 @@ class _Attention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pool = self._pool
         keys, values = pool.layer(layer)
-        keys.view(-1, pool.head_dim).index_copy_(0, self._write, k.reshape(-1, pool.head_dim).to(keys.dtype))
-        values.view(-1, pool.head_dim).index_copy_(0, self._write, v.reshape(-1, pool.head_dim).to(values.dtype))
+        width = pool.head_dim
+        keys.view(-1, width).index_copy_(0, self._write, k.reshape(-1, width).to(keys.dtype))
+        values.view(-1, width).index_copy_(0, self._write, v.reshape(-1, width).to(values.dtype))
         q = q * self._scale
-        tokens, heads, width = q.shape
-        out = q.new_zeros(tokens + 1, heads * width)
+        tokens = q.shape[0]
+        out = q.new_zeros(tokens + 1, q.shape[1] * width)
         for group in self._groups:
             out.index_copy_(0, group.put, attend(q, keys, values, group, pool, self._min_query_rows))
         return out[:tokens]

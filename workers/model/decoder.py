@@ -66,15 +66,15 @@ class Decoder:
     ) -> None:
         self.config = config
         self.dtype = dtype
-        self._loader = _Loader(checkpoint, make_linear, dtype, device)
+        loader = _Loader(checkpoint, make_linear, dtype, device)
         self.layers = []
         for index in range(config.num_layers):
-            self.layers.append(self._loader.layer(layer_prefix(index)))
+            self.layers.append(loader.layer(layer_prefix(index)))
             progress((index + 1) / config.num_layers)
-        self.embedding = self._loader.tensor(EMBEDDING)
-        self.final_norm = self._loader.tensor(FINAL_NORM, torch.float32)
+        self.embedding = loader.tensor(EMBEDDING)
+        self.final_norm = loader.tensor(FINAL_NORM, torch.float32)
         head = EMBEDDING if config.tied_embeddings else HEAD
-        self.head = self._loader.linear([head], dtype=torch.float32)
+        self.head = loader.linear([head], dtype=torch.float32)
         factors = checkpoint.tensor(ROPE_FACTORS) if ROPE_FACTORS in checkpoint.shapes() else None
         cos, sin = rope_tables(inverse_frequencies(config.rope, config.head_dim, factors), context)
         self.cos, self.sin = cos.to(device), sin.to(device)

@@ -1,6 +1,6 @@
 """Weights out of a GGUF file: names, row order and block formats turned into what the decoder expects.
 
-Tensors are decoded from the mapped file when asked for. ``converted`` keeps a whole decoded file in the cache, so that
+Tensors are decoded from the mapped file when asked for. ``open_gguf`` keeps a whole decoded file in the cache, so that
 only the first start in a precision pays for decoding.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headrace.artefact_error import ArtefactError
 from headrace.cache import private_directory
-from headrace.gguf_metadata import GgufMetadata, TensorEntry
+from headrace.gguf_metadata import GgufMetadata, TensorEntry, read_metadata
 from workers.model.checkpoint import (
     EMBEDDING,
     FINAL_NORM,
@@ -119,24 +119,30 @@ class GgufCheckpoint:
         return self._config.num_kv_heads if "k_proj" in name else 0
 
 
-def converted(
-    checkpoint: GgufCheckpoint,
+def open_gguf(
+    path: Path,
     config: ModelConfig,
     dtype: torch.dtype,
     content: bytes,
     cache: Path,
     progress: Callable[[float], None],
 ) -> Checkpoint:
-    """The checkpoint decoded to ``dtype`` and kept in the cache; decoded on the fly when the cache is not writable."""
-    check_tensors(config, checkpoint.shapes(), checkpoint.path)
+    """The file decoded to ``dtype``: from the cache, where the first call puts it.
+
+    ``content`` names the file's bytes. When the cache cannot be written, tensors are decoded as they are asked for.
+    """
     kept = cache / "weights" / f"gguf-{_CONVERTER_VERSION}-{content.hex()}-{_SAFETENSORS_NAMES[dtype]}.safetensors"
     if not kept.is_file():
+        checkpoint = GgufCheckpoint(read_metadata(path), config)
+        check_tensors(config, checkpoint.shapes(), path)
         try:
             _write_safetensors(checkpoint, dtype, kept, progress)
         except (OSError, ArtefactError) as error:
             _log.warning("decoded weights are not kept: %s", error)
             return checkpoint
-    return SafetensorsCheckpoint([kept])
+    decoded = SafetensorsCheckpoint([kept])
+    check_tensors(config, decoded.shapes(), kept)
+    return decoded
 
 
 def _write_safetensors(

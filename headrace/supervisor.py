@@ -66,7 +66,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         listener = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
-        why = "the port is in use; choose another with --port" if in_use else os.strerror(error.errno or 0)
+        why = "the port is in use; choose another with --port" if in_use else str(error.strerror).partition(" (")[0]
         raise ServeError(f"cannot listen on {host}:{port}: {why}") from None
     with listener:
         yield listener

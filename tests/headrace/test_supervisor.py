@@ -152,6 +152,22 @@ def test_a_killed_supervisor_takes_everything_with_it(script: Path) -> None:
         assert not server.shared_memory_left()
 
 
+def test_a_lost_ray_head_is_replaced_and_a_killed_supervisor_takes_ray_with_it(script: Path) -> None:
+    with ServeProcess(*BYTE, "--launcher", "ray", "--engine-script", str(script)) as server:
+        assert ask(server) == "quick"
+        lost = set(server.pids("headrace ray-head|raylet|RankActor|gcs_server"))
+        assert len(lost) == 4
+        [guard] = server.pids("headrace ray-head")
+        os.kill(guard, signal.SIGKILL)
+        assert ask(server) == "quick"
+        wait_for_pids(server, "headrace ray-head|raylet|RankActor|gcs_server", 4, gone=lost)
+        assert server.process is not None
+        server.process.kill()
+        server.process.wait()
+        wait_for_pids(server, "", 0, gone=set())
+        assert not server.shared_memory_left()
+
+
 def test_a_stream_finishes_after_the_first_signal_and_a_second_one_ends_it(script: Path) -> None:
     with ServeProcess(*BYTE, "--engine-script", str(script)) as server:
         assert server.process is not None

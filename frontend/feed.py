@@ -71,6 +71,8 @@ class Feed:
         """The current request id; kept by the client."""
         self.submissions = 0
         """How often it was submitted; kept by the client."""
+        self.gaps = 0
+        """How often ids of it were missing; kept by the client."""
         self.refused_since: float | None = None
         """Since when the scheduler has been refusing to take it up again; kept by the client."""
         self.read = 0
@@ -94,6 +96,7 @@ class Feed:
     def started(self, group: str, cached_tokens: int) -> None:
         """The choice was admitted; what was cached is kept from the first time."""
         self.group = group
+        self.refused_since = None
         if self.cached_tokens is None:
             self.cached_tokens = cached_tokens
 

@@ -105,11 +105,13 @@ def read(body: bytes, struct: type[RequestT], *, strict: bool = False) -> tuple[
     raw = _decode(body)
     if not isinstance(raw, dict):
         raise errors.invalid_type(None, f"The body must be a JSON object, not {_json_type(raw)}.")
-    cleaned = _clean(raw, table_of(struct), strict=strict, prefix="")
     try:
+        cleaned = _clean(raw, table_of(struct), strict=strict, prefix="")
         return msgspec.convert(cleaned.values, struct), cleaned.ignored
     except msgspec.ValidationError as error:
-        raise _described(str(error), cleaned.values) from error
+        raise _described(str(error), raw) from error
+    except RecursionError as error:
+        raise _too_deep() from error
 
 
 def ignored_header(names: list[str]) -> str:
@@ -124,9 +126,13 @@ def _decode(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except RecursionError as error:
-        raise errors.ApiError(400, "The body is nested too deeply.", code="invalid_json") from error
+        raise _too_deep() from error
     except (msgspec.DecodeError, ValueError) as error:
         raise errors.ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
+
+
+def _too_deep() -> errors.ApiError:
+    return errors.ApiError(400, "The body is nested too deeply.", code="invalid_json")
 
 
 def _clean(raw: dict[str, Any], table: Table, *, strict: bool, prefix: str) -> Cleaned:

@@ -18,12 +18,12 @@ import msgspec
 
 from frontend import errors
 from frontend.feed import ID_BYTES, Cancelled, Feed, Submission
+from frontend.open_choices import ContradictoryFrame, OpenChoices
 from protocol import codec
 from protocol.frontend import (
     Abort,
     Credit,
     Drain,
-    Finish,
     Frame,
     Hello,
     Load,
@@ -36,7 +36,6 @@ from protocol.frontend import (
 )
 from protocol.ids import random_u64
 from protocol.link import Closed, LinkEvent, LinkStatistics, LinkTimes, Opened, PeerLink, Received, Refused
-from protocol.packing import PackingError, unpack_u8, unpack_u32, unpack_u64
 from protocol.transport import NullSecurity
 from protocol.versions import NEWEST, OLDEST
 
@@ -46,6 +45,8 @@ _PASSING = frozenset({RejectCode.OVERLOADED, RejectCode.UNAVAILABLE, RejectCode.
 """Rejections that a choice already under way waits out: its client was promised a pause, not an error."""
 
 _SHORTEST_RETRY = 0.1
+_MAX_GAPS = 8
+"""Gaps of one choice after which the scheduler is taken to be wrong, not unlucky."""
 _ABORTS_PER_FRAME = 10_000
 
 
@@ -103,8 +104,7 @@ class SchedulerClient:
         """The scheduler takes nothing new."""
         self._digest_refusal = ""
         self._credit = Credit(0, 0)
-        self._feeds: dict[int, Feed] = {}
-        self._next_rid = 1
+        self._open = OpenChoices()
         self._changed = asyncio.Event()
         self._absent_since = 0.0
         self._giving_up: asyncio.TimerHandle | None = None
@@ -160,15 +160,15 @@ class SchedulerClient:
         assert self._link is not None
         return ClientStatistics(
             link=self._link.statistics(),
-            open_choices=len(self._feeds),
+            open_choices=len(self._open),
             resubmitted=dict(self._resubmitted),
             frames_malformed=self._malformed,
-            unread_bytes=sum(len(feed.ids) - feed.read for feed in self._feeds.values()) * ID_BYTES,
+            unread_bytes=sum(len(feed.ids) - feed.read for feed in self._open.all()) * ID_BYTES,
         )
 
     def open_feeds(self) -> list[Feed]:
         """The choices now open."""
-        return list(self._feeds.values())
+        return self._open.all()
 
     async def available(self) -> ModelInfo:
         """The model, once scheduler and model are there; waits within the grace. Raises ApiError."""
@@ -201,7 +201,7 @@ class SchedulerClient:
     def submit(self, submission: Submission, seeds: Sequence[int]) -> list[Feed]:
         """Open one choice per seed, admitted or rejected as one."""
         feeds = [Feed(submission, seed) for seed in seeds]
-        rids = [self._enter(feed) for feed in feeds]
+        rids = [self._open.enter(feed) for feed in feeds]
         if self._session and self._registered:
             self._credit = Credit(
                 max(0, self._credit.requests - len(feeds)), max(0, self._credit.tokens - submission.prompt_tokens)
@@ -217,37 +217,22 @@ class SchedulerClient:
         """Want no more of a choice: abort it unless it has ended."""
         if feed.end is not None:
             return
-        feed.finish(Cancelled())
-        self._leave(feed)
+        self._open.end(feed, Cancelled())
         self._send(Abort((feed.rid,)))
         feed.notify()
 
     def fail_all(self, error: errors.ApiError) -> None:
         """End every open choice with an error, and abort it."""
-        feeds = list(self._feeds.values())
+        feeds = self._open.all()
         for at in range(0, len(feeds), _ABORTS_PER_FRAME):
             self._send(Abort(tuple(feed.rid for feed in feeds[at : at + _ABORTS_PER_FRAME])))
         for feed in feeds:
-            self._end(feed, error)
+            self._open.end(feed, error)
             feed.notify()
-
-    def _enter(self, feed: Feed) -> int:
-        feed.rid = self._next_rid
-        self._next_rid += 1
-        self._feeds[feed.rid] = feed
-        return feed.rid
-
-    def _leave(self, feed: Feed) -> None:
-        self._feeds.pop(feed.rid, None)
-
-    def _end(self, feed: Feed, end: Finish | errors.ApiError) -> None:
-        feed.finish(end)
-        self._leave(feed)
 
     def _resubmit(self, feed: Feed, cause: str) -> None:
         """Go on under a fresh id, as soon as there is somebody to ask."""
-        self._feeds.pop(feed.rid, None)
-        rid = self._enter(feed)
+        rid = self._open.enter(feed)
         if self._session and self._registered:
             if feed.submissions:
                 self._resubmitted[cause] += 1
@@ -340,51 +325,30 @@ class SchedulerClient:
             return
         self._registered = True
         self._cancel_giving_up()
-        for feed in list(self._feeds.values()):
+        for feed in self._open.all():
             self._resubmit(feed, "session")
 
     def _frame(self, frame: Frame, touched: dict[Feed, None]) -> None:
-        """Hand one step's ids and finishes to their choices. A frame that contradicts itself is dropped whole."""
         try:
-            rids, firsts = unpack_u64(frame.rids).tolist(), unpack_u32(frame.first).tolist()
-            counts = unpack_u8(frame.counts).tolist()
-        except PackingError:
+            applied = self._open.apply(frame)
+        except ContradictoryFrame:
             self._malformed += 1
             return
-        if not len(rids) == len(firsts) == len(counts) or sum(counts) * ID_BYTES != len(frame.ids):
-            self._malformed += 1
-            return
-        feeds = self._feeds
-        for start in frame.started:
-            if start.rid in feeds:
-                feeds[start.rid].started(start.group, start.cached_tokens)
-        at = 0
-        for rid, first, count in zip(rids, firsts, counts, strict=True):
-            data = frame.ids[at : at + count * ID_BYTES]
-            at += count * ID_BYTES
-            feed = feeds.get(rid)
-            if feed is None:
-                continue
-            if feed.accept(first, data):
-                touched[feed] = None
+        touched.update(dict.fromkeys(applied.touched))
+        for feed in applied.gaps:
+            self._send(Abort((feed.rid,)))
+            feed.gaps += 1
+            if feed.gaps <= _MAX_GAPS:
+                self._resubmit(feed, "gap")
             else:
-                self._send(Abort((rid,)))
-                self._resubmit(feed, "gap")
-        for finish in frame.finishes:
-            feed = feeds.get(finish.rid)
-            if feed is None:
-                continue
-            if finish.count > len(feed.ids):
-                self._resubmit(feed, "gap")
-                continue
-            self._end(feed, finish)
-            touched[feed] = None
+                self._open.end(feed, errors.engine_error("The scheduler keeps losing tokens of this request."))
+                touched[feed] = None
 
     def _rejected(self, reject: Reject, touched: dict[Feed, None]) -> None:
         assert self._loop is not None
         now = self._loop.time()
         for rid in reject.rids:
-            feed = self._feeds.get(rid)
+            feed = self._open.get(rid)
             if feed is None:
                 continue
             if reject.code in _PASSING and feed.submissions > 1:
@@ -393,11 +357,11 @@ class SchedulerClient:
                     delay = max(_SHORTEST_RETRY, reject.retry_after_ms / 1000)
                     self._loop.call_later(delay, self._retry, rid)
                     continue
-            self._end(feed, _error_of(reject))
+            self._open.end(feed, _error_of(reject))
             touched[feed] = None
 
     def _retry(self, rid: int) -> None:
-        feed = self._feeds.get(rid)
+        feed = self._open.get(rid)
         if feed is not None:
             self._resubmit(feed, "rejected")
 

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from protocol.frontend import Credit, Drain, Finish, FinishReason, Frame, GroupLoad, Load, ModelDown, RejectCode
+from protocol.frontend import Credit, Drain, Finish, FinishReason, Frame, GroupLoad, Load, ModelDown, RejectCode, Submit
 from protocol.packing import pack_u8, pack_u32, pack_u64
 from tests.frontend.fake_scheduler import GROUP, FakeScheduler, Script
 from tests.frontend.harness import CHAT, MODEL, Bench, bench, chat
@@ -71,6 +71,18 @@ async def test_a_finish_that_came_without_its_ids_is_asked_for_again(here: Bench
     here.scheduler.script = lambda submit: Script.text(TEXT, steps=(8,), skip_frame_at=32)
     text, usage = await answer(here)
     assert text == TEXT and usage["completion_tokens"] == len(TEXT.encode()) + 1
+
+
+async def test_a_scheduler_that_keeps_losing_ids_is_not_asked_for_ever(here: Bench) -> None:
+    def script(submit: Submit) -> Script:
+        finish = Finish(submit.choices[0].rid, FinishReason.LENGTH, 99)
+        here.scheduler.broadcast(Frame(GROUP, 1, finishes=(finish,)))
+        return Script()
+
+    here.scheduler.script = script
+    response = await here.post(CHAT, chat())
+    assert response.status_code == 500 and response.json()["error"]["code"] == "engine_error"
+    assert len(here.scheduler.submits) == 9
 
 
 async def test_ids_sent_twice_count_once(here: Bench) -> None:

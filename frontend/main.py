@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import socket
+import sys
 
 from frontend.app import create_app
 from frontend.server import FrontendServer
@@ -21,7 +22,7 @@ BACKLOG = 2048
 
 
 def run(settings: FrontendSettings) -> int:
-    """Serve until told to stop; 0 after a drain, 1 with one line in the log when serving is impossible."""
+    """Serve until told to stop; 0 after a drain, 1, having said why in one line, when serving is impossible."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     process = FrontendProcess(settings)
@@ -68,8 +69,10 @@ class FrontendProcess:
         return 1 if self._server.fatal else 0
 
     def _failed(self, reason: str) -> int:
-        log.error("%s", reason)
+        """Say why, in one line: to the supervisor, or to the person who started this process."""
         self.lease.report("failed", message=reason)
+        if not self._settings.lease:
+            sys.stderr.write(f"headrace frontend: {' '.join(reason.split())}\n")
         return 1
 
     def _refused(self, reason: str) -> None:

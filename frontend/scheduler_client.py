@@ -262,8 +262,7 @@ class SchedulerClient:
             elif isinstance(event, Closed):
                 self._closed(event.reason)
             elif isinstance(event, Refused):
-                log.error("the scheduler refuses this frontend: %s", event.reason)
-                self._on_refused(event.reason)
+                self._on_refused(f"the scheduler refuses this frontend: {event.reason}")
         for feed in touched:
             feed.notify()
 

@@ -97,7 +97,7 @@ class Cell:
     def submit(self, session: SessionId, submit: Submit, now: float) -> None:
         """Queue a Submit, or refuse it as a whole."""
         live = self._frontends[session]
-        rids = [choice.rid for choice in submit.choices]
+        rids = list(dict.fromkeys(choice.rid for choice in submit.choices))
         try:
             model = self._model_for(submit)
             request = read_submit(submit, session, model.info, now, self._arrivals)

@@ -41,6 +41,10 @@ MESSAGES_A_TURN = 256
 """Most messages read from one socket before the other has its turn."""
 
 
+FAREWELL = 0.25
+"""Seconds between the last frame of a drain and the end: a DEALER drops what it has not read when its peer closes."""
+
+
 @dataclass(frozen=True)
 class SchedulerStatistics:
     """One frozen picture of the whole process."""
@@ -76,6 +80,7 @@ class SchedulerLoop:
         self._last_turn = clock()
         self._drain_asked = self._stop_asked = False
         self._drain_ends: float | None = None
+        self._idle_since = 0.0
         self._published: SchedulerStatistics | None = None
         self._next_publication = clock()
 
@@ -196,7 +201,7 @@ class SchedulerLoop:
     # --------------------------------------------------------------------------------------------------- the end
 
     def _start_draining(self, now: float) -> None:
-        self._drain_ends = now + self._settings.drain_timeout
+        self._drain_ends, self._idle_since = now + self._settings.drain_timeout, now
         self.cell.draining = True
         self.frontends.start_draining(self._drain_ends, now)
         logger.info("draining: nothing new is taken")
@@ -207,7 +212,10 @@ class SchedulerLoop:
             return True
         if self._drain_ends is None:
             return False
-        return (self.cell.idle and not self.frontends.transport.backlogged) or self._clock() >= self._drain_ends
+        now = self._clock()
+        if not self.cell.idle or self.frontends.transport.backlogged:
+            self._idle_since = now
+        return now >= min(self._idle_since + FAREWELL, self._drain_ends)
 
     def _close(self) -> None:
         self.frontends.transport.close()

@@ -56,6 +56,7 @@ class SessionTable:
         self._by_identity: dict[Identity, Session] = {}
         self._by_id: dict[SessionId, Session] = {}
         self._unwelcomed: dict[bytes, float] = {}
+        self._next_sweep = 0.0
         self._ids = itertools.count(1)
 
     def __len__(self) -> int:
@@ -103,10 +104,11 @@ class SessionTable:
         if now - self._unwelcomed.get(peer, -UNWELCOME_INTERVAL) < UNWELCOME_INTERVAL:
             return False
         if len(self._unwelcomed) >= REMEMBERED_STRANGERS:
-            self._unwelcomed = {
-                other: told for other, told in self._unwelcomed.items() if now - told < UNWELCOME_INTERVAL
-            }
-            if len(self._unwelcomed) >= REMEMBERED_STRANGERS:
+            if now < self._next_sweep:
                 return False
+            self._next_sweep = now + UNWELCOME_INTERVAL
+            self._unwelcomed = {
+                peer: told for peer, told in self._unwelcomed.items() if now - told < UNWELCOME_INTERVAL
+            }
         self._unwelcomed[peer] = now
         return True

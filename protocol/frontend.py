@@ -126,6 +126,16 @@ class Started(Wire, frozen=True):
     cached_tokens: Count
 
 
+class PromptLogprobs(Wire, frozen=True):
+    """Logprobs of consecutive prompt tokens of one choice, each sent once per session."""
+
+    rid: U64
+    first: Count
+    """Prompt position of the first token judged here; position 0 never is."""
+    records: bytes
+    """See protocol/logprobs.py."""
+
+
 class Frame(Wire, frozen=True, tag=34):
     """All that one step of one group means to one frontend: at most one per (step, frontend).
 
@@ -146,6 +156,8 @@ class Frame(Wire, frozen=True, tag=34):
     finishes: tuple[Finish, ...] = ()
     started: tuple[Started, ...] = ()
     logprobs: bytes = b""
+    """One record (protocol/logprobs.py) per id of each row whose choice asked for logprobs, in row order."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 class RejectCode(IntEnum):

@@ -72,6 +72,9 @@ class StepDone(Wire, frozen=True, tag=6):
     sum_chunk_ctx_prefill: U64 = 0
     """Sum over chunks of chunk length times context length at its end."""
     logprobs: bytes = b""
+    """One record (protocol/logprobs.py) per returned id of each row whose ``Sampling.logprobs`` is not -1."""
+    prompt_logprobs: bytes = b""
+    """Records of the prompt tokens judged by each chunk row whose ``Sampling.prompt_logprobs`` is not -1."""
 
 
 class StepFailed(Wire, frozen=True, tag=7):

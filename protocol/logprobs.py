@@ -1,8 +1,8 @@
 """Log-probabilities on the wire: fixed-size records, one per token that asked for them.
 
-A record is the token's rank (u32, 1 is the most likely), then 1 + k pairs of (token id u32, logprob f32), little endian:
-the token itself, then the k most likely in falling order, ties by the lower id. Values are raw: before penalties and
-temperature. Minus infinity stays minus infinity here; what a client is shown is the frontend's affair.
+A record is the token's rank (u32, 1 is the most likely), then 1 + k pairs of (token id u32, logprob f32), little
+endian: the token itself, then the k most likely in falling order, ties by the lower id. Values are raw: before
+penalties and temperature. Minus infinity stays minus infinity here; what a client is shown is the frontend's affair.
 """
 
 from __future__ import annotations

@@ -103,7 +103,18 @@ TO_FRONTEND: tuple[Wire, ...] = (
 FROM_WORKER_SIDE: tuple[Wire, ...] = (
     Register(BIG, 1, 1, "g0", 3, "m", 2, 1000, 16, 64, 512, 8, 49152, 8192, b"n" * 16, b"t" * 16, ("a",)),
     StepDone(
-        4, 3, 7, pack_u8([1, 0]), pack_u32([11]), pack_u8([RowStatus.OK, RowStatus.NAN]), 900, 5, 1, 100, 25, b"l"
+        4,
+        3,
+        7,
+        pack_u8([1, 0]),
+        pack_u32([11]),
+        pack_u8([RowStatus.OK, RowStatus.NAN]),
+        900,
+        5,
+        1,
+        100,
+        25,
+        b"lp",
     ),
     StepFailed(4, 3, 7, "gap", True, "expected 6"),
     AdapterDone("a", False, "no such file"),

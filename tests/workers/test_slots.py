@@ -77,6 +77,11 @@ def test_decodes_come_first_by_slot_and_chunks_as_given(table) -> None:
     assert batch.samples.tolist() == [True, True, True, False]
 
 
+def test_a_skip_of_a_slot_whose_last_chunk_was_not_ready_is_void(table) -> None:
+    run(table, plan((add(0, [1]), add(1, [1, 2])), ((0, 0), (1, 1)), ((0, 1), (1, 1))))
+    assert run(table, plan(skips=(1,))).slots.tolist() == [0]
+
+
 def test_a_skipped_slot_keeps_its_place(table) -> None:
     run(table, plan((add(0, [1]), add(1, [1])), ((0, 0), (1, 1)), ((0, 1), (1, 1))))
     assert run(table, plan(skips=(0,))).slots.tolist() == [1]
@@ -147,7 +152,8 @@ RUNNING = plan((add(0, [1]), add(1, [1, 2])), ((0, 0), (1, 1)), ((0, 1), (1, 1))
         (plan(chunks=((1, 0),)), "empty"),
         (plan(chunks=((0, 1),)), "beyond the end"),
         (plan(chunks=((3, 1),)), "empty"),
-        (plan(skips=(1,)), "not decoding"),
+        (plan(skips=(3,)), "empty"),
+        (plan(skips=(4,)), "beyond"),
         (plan((add(2, [1] * 20),), tuple((2, b) for b in range(5, 10)), ((2, 17),)), "at most 16"),
         (plan((add(2, [1] * 5),), ((2, 5),), ((2, 5),)), "no block"),
         (Plan(1, 1, 1, drops=b"\0"), "whole number"),

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from frontend import errors, generation, messages
 from frontend.feed import Submission
@@ -17,6 +17,8 @@ from frontend.text.templates import ChatTemplate
 from headrace.artefacts import Artefacts
 from protocol.frontend import ModelInfo
 from protocol.packing import pack_u32
+
+ResultT = TypeVar("ResultT")
 
 COMPLETION_MAX_TOKENS = 16
 """Output limit of /v1/completions without one from the client; a chat may fill the context."""
@@ -68,20 +70,29 @@ class Preparer:
             limits.append(model.context)
         return min(limits)
 
-    async def in_pool(self, work: Callable[[], Any]) -> Any:
+    async def in_pool(self, work: Callable[[], ResultT]) -> ResultT:
         """Run CPU work without holding up the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def prompt_work(self, request: CommonFields) -> Callable[[], list[int]]:
-        """Check what can be checked at once; the result makes the prompt's ids, in a thread. Both raise ApiError."""
+    def check(self, request: CommonFields) -> None:
+        """Everything that can be checked before the prompt is made. Raises ApiError."""
         vocabulary = self._artefacts.vocab_size
         generation.check_stops(request, vocabulary=vocabulary)
         if request.stream_options is not None and not request.stream:
             raise errors.invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
         if isinstance(request, ChatRequest):
-            return self._chat_work(request)
+            self._check_chat(request)
+        elif isinstance(request, CompletionRequest) and not isinstance(request.prompt, str):
+            _check_ids(request.prompt, vocabulary)
+
+    def prompt_ids(self, request: CommonFields) -> list[int]:
+        """The prompt's ids; heavy, for a thread. Raises ApiError for a conversation the template refuses."""
+        if isinstance(request, ChatRequest):
+            return self._chat_ids(request)
         assert isinstance(request, CompletionRequest)
-        return self._completion_work(request, vocabulary)
+        if isinstance(request.prompt, str):
+            return self._template.encoder.encode_prompt(request.prompt)
+        return request.prompt
 
     def finish(self, request: CommonFields, ids: list[int], model: ModelInfo) -> Prepared:
         """Budget and parameters, now that the prompt's length is known. Raises ApiError."""
@@ -115,47 +126,40 @@ class Preparer:
             notes={"x-clamped": f"max_tokens={budget.max_tokens}"} if budget.clamped else {},
         )
 
-    def _chat_work(self, request: ChatRequest) -> Callable[[], list[int]]:
-        template = self._template
-        if not template.available:
+    def _check_chat(self, request: ChatRequest) -> None:
+        if not self._template.available:
             raise errors.invalid_value(
                 "messages", "This model has no chat template; start the server with --chat-template to give it one."
             )
         messages.check(request.messages)
-        continues = bool(request.continue_final_message)
-        if continues and request.add_generation_prompt:
+        if request.continue_final_message and request.add_generation_prompt:
             raise errors.invalid_value(
                 "continue_final_message", "'add_generation_prompt' and 'continue_final_message' exclude each other."
             )
+
+    def _chat_ids(self, request: ChatRequest) -> list[int]:
+        continues = bool(request.continue_final_message)
         generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
-        kwargs = {**self._template_kwargs, **(request.chat_template_kwargs or {})}
+        try:
+            rendered = self._template.render(
+                request.messages,
+                add_generation_prompt=generates,
+                continue_final_message=continues,
+                template_kwargs={**self._template_kwargs, **(request.chat_template_kwargs or {})},
+            )
+            return self._template.encode(rendered)
+        except TemplateError as error:
+            raise errors.invalid_value(error.param or "messages", f"Bad conversation: {error}.") from error
 
-        def work() -> list[int]:
-            try:
-                rendered = template.render(
-                    request.messages,
-                    add_generation_prompt=generates,
-                    continue_final_message=continues,
-                    template_kwargs=kwargs,
-                )
-                return template.encode(rendered)
-            except TemplateError as error:
-                raise errors.invalid_value(error.param or "messages", f"Bad conversation: {error}.") from error
 
-        return work
-
-    def _completion_work(self, request: CompletionRequest, vocabulary: int) -> Callable[[], list[int]]:
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            return lambda: self._template.encoder.encode_prompt(prompt)
-        if any(isinstance(part, str | list) for part in prompt[:1]):
-            raise errors.unsupported("prompt", "Lists of prompts are not supported here yet; send one prompt.")
-        for at, token in enumerate(prompt):
-            param = f"prompt[{at}]"
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise errors.invalid_type(param, f"Invalid type for '{param}': expected a token id.")
-            if not 0 <= token < vocabulary:
-                raise errors.invalid_value(
-                    param, f"Invalid value for '{param}': expected a token id from 0 to {vocabulary - 1}."
-                )
-        return lambda: prompt
+def _check_ids(prompt: list[Any], vocabulary: int) -> None:
+    """A prompt of token ids is what it says it is."""
+    if prompt and isinstance(prompt[0], str | list):
+        raise errors.unsupported("prompt", "Lists of prompts are not supported here yet; send one prompt.")
+    for at, token in enumerate(prompt):
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise errors.invalid_type(f"prompt[{at}]", f"Invalid type for 'prompt[{at}]': expected a token id.")
+        if not 0 <= token < vocabulary:
+            raise errors.invalid_value(
+                f"prompt[{at}]", f"Invalid value for 'prompt[{at}]': expected a token id from 0 to {vocabulary - 1}."
+            )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,7 +23,7 @@ from protocol.link import LinkTimes
 log = logging.getLogger("headrace.frontend")
 
 INLINE_BODY = 64 * 1024
-"""Bodies up to this size are decoded in the event loop; larger ones in a thread."""
+"""Bodies up to this size are decoded and checked in the event loop; larger ones in a thread."""
 TURN_SECONDS = 0.25
 MAX_LOGGED_FIELDS = 1024
 
@@ -117,8 +116,14 @@ class Frontend:
             raise errors.model_not_found(model[:256])
 
     async def read(self, body: bytes, kind: type[CommonFields]) -> tuple[CommonFields, list[str]]:
-        """The request in a body, and its ignored fields. Raises ApiError."""
-        work = functools.partial(fields.read, body, kind, strict=self.settings.strict_fields)
+        """The request in a body, checked, and its ignored fields. Raises ApiError."""
+
+        def work() -> tuple[CommonFields, list[str]]:
+            request, ignored = fields.read(body, kind, strict=self.settings.strict_fields)
+            self.check_model(request.model)
+            self.preparer.check(request)
+            return request, ignored
+
         request, ignored = work() if len(body) <= INLINE_BODY else await self.preparer.in_pool(work)
         for name in ignored:
             if name not in self._logged_fields and len(self._logged_fields) < MAX_LOGGED_FIELDS:
@@ -130,15 +135,13 @@ class Frontend:
         """Everything up to the Submit; held while scheduler or model are not there. Raises ApiError."""
         if self.draining:
             raise errors.unavailable("This server is shutting down.")
-        self.check_model(request.model)
-        work = self.preparer.prompt_work(request)
         if self.preparing >= self.settings.max_preparing:
             raise errors.overloaded("Too many requests are waiting here; try again later.")
         self.preparing += 1
         try:
             model = await self.client.available()
             self.client.check_credit()
-            ids = await self.preparer.in_pool(work)
+            ids = await self.preparer.in_pool(lambda: self.preparer.prompt_ids(request))
             return self.preparer.finish(request, ids, model)
         finally:
             self.preparing -= 1

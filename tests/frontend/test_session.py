@@ -195,8 +195,9 @@ async def test_a_model_without_a_ready_group_is_listed_and_still_takes_requests(
 
 
 async def test_other_models_of_the_cell_are_none_of_this_frontends_business(here: Bench) -> None:
-    here.scheduler.register(msgspec.structs.replace(here.scheduler.model, name="other", tokenizer_digest=b"x" * 16))
-    here.scheduler.register(msgspec.structs.replace(here.scheduler.model, name=MODEL, context=999))
+    model = here.scheduler.model
+    here.scheduler.register(msgspec.structs.replace(model, name="other", tokenizer_digest=b"x" * 16))
+    here.scheduler.register(msgspec.structs.replace(model, context=999))
     await here.until_here(lambda: here.frontend.client.model.context == 999, "the update known")
     assert here.frontend.client.status == "ready"
 

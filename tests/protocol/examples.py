@@ -115,6 +115,7 @@ FROM_WORKER_SIDE: tuple[Wire, ...] = (
         100,
         25,
         b"lp",
+        b"p",
     ),
     StepFailed(4, 3, 7, "gap", True, "expected 6"),
     AdapterDone("a", False, "no such file"),

@@ -39,6 +39,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
 def serve_settings(given: Mapping[str, Any], environment: Mapping[str, str]) -> ServeSettings:
     """Check what can be checked before anything starts. Raises UsageError, and ArtefactError without a model."""
     values = with_model(given)
+    check_engine(values)
     check_installed(values)
     own = {key: values[key] for key in ServeSettings.__struct_fields__ if key in values and key != "groups"}
     launcher = values.get("launcher", "ray")
@@ -70,13 +71,17 @@ def normalise(given: Mapping[str, Any]) -> dict[str, Any]:
         values["model"] = absolute_if_path(model)
     if template := values.get("chat_template"):
         values["chat_template"] = absolute_if_path(template)
+    return values
+
+
+def check_engine(values: Mapping[str, Any]) -> None:
+    """Refuse flags of one engine for another. Raises UsageError."""
     if values.get("tokenizer") == "byte" and values.get("engine", "model") == "model":
         raise UsageError(
             "--tokenizer byte needs --engine scripted or --engine simulated: a model has its own tokenizer"
         )
     if values.get("engine", "model") != "scripted" and values.get("engine_script"):
         raise UsageError("--engine-script needs --engine scripted")
-    return values
 
 
 def absolute_if_path(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headrace.artefact_error import ArtefactError
 from headrace.flags import Flag, Parsed, UsageError, parse_flags
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -77,6 +78,9 @@ def run_role(
     except UsageError as error:
         complain(str(error))
         return EXIT_USAGE
+    except ArtefactError as error:
+        complain(str(error))
+        return EXIT_FAILED
     configure_logging()
     return run(settings)
 

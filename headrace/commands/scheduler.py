@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.commands.common import parse, run_role
 from scheduler.main import run
 from scheduler.settings import SchedulerSettings
-
-from headrace.commands.common import parse, run_role
 
 DESCRIPTION = "The scheduler of one cell: binds a socket for frontends and one for workers."
 

@@ -96,6 +96,8 @@ class FakeScheduler:
         self.aborted: list[int] = []
         self.jobs: dict[int, Job] = {}
         self.sessions = 0
+        self.refusal = ""
+        """Why no frontend is ever welcome."""
         self._lost_once: set[int] = set()
         self._gates_open = False
         self._mute = False
@@ -171,6 +173,9 @@ class FakeScheduler:
                 self._changed.notify_all()
 
     def _receive(self, peer: bytes, message: Any) -> None:
+        if self.refusal and isinstance(message, Hello):
+            self._send(peer, Unwelcome(self._epoch, self.refusal, final=True))
+            return
         if self._mute and isinstance(message, Hello):
             return
         if isinstance(message, Hello):

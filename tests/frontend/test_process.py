@@ -19,6 +19,7 @@ import pytest
 
 from frontend.settings import FrontendSettings
 from headrace.artefacts import Artefacts
+from headrace.lease import LeaseEvent, LeaseEventKind, LeaseServer
 from tests.frontend.fake_scheduler import FakeScheduler, Script, described
 from tests.frontend.harness import CHAT, MODEL, SECONDS, chat, parse_events, settings_for
 
@@ -129,6 +130,43 @@ async def test_a_second_signal_ends_at_once(tmp_path, artefacts) -> None:
         made.process.send_signal(signal.SIGTERM)
         assert (await made.ended())[0] == 0
         await asyncio.gather(stream, return_exceptions=True)
+
+
+async def test_a_lease_tells_of_readiness_and_its_loss_drains(tmp_path, artefacts) -> None:
+    told: asyncio.Queue[LeaseEvent] = asyncio.Queue()
+    server = LeaseServer(told.put_nowait)
+    await server.start(tmp_path / "lease")
+
+    async def next_state() -> str:
+        async with asyncio.timeout(SECONDS):
+            while (event := await told.get()).kind is not LeaseEventKind.STATE:
+                assert (event.role, event.name) == ("frontend", "frontend-7")
+            return str(event.details["state"])
+
+    async with running(tmp_path, artefacts, lease=str(tmp_path / "lease")) as made:
+        assert [await next_state(), await next_state()] == ["starting", "ready"]
+        made.scheduler.script = lambda submit: Script.text("abcdef", gate=3)
+        whole = asyncio.create_task(made.client.post(CHAT, json=chat()))
+        await made.until(lambda: len(made.scheduler.jobs) == 1, "under way")
+        await server.close()
+        while (await made.client.get("/readyz")).status_code == 200:
+            pass
+        made.scheduler.open_gates()
+        assert (await whole).json()["choices"][0]["message"]["content"] == "abcdef"
+        assert (await made.ended())[0] == 0
+
+
+async def test_a_frontend_that_no_scheduler_will_take_ends_with_an_error(tmp_path, artefacts) -> None:
+    settings = settings_for(tmp_path, port=0)
+    scheduler = FakeScheduler(settings.scheduler, described(MODEL, artefacts.tokenizer_digest()))
+    scheduler.refusal = "protocol versions 9..9 are not spoken here"
+    try:
+        process = await start(settings)
+        async with asyncio.timeout(SECONDS):
+            output, _ = await process.communicate()
+    finally:
+        scheduler.close()
+    assert process.returncode == 1 and "protocol versions 9..9" in output.decode()
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,15 @@ def test_an_overdue_step_makes_its_group_suspect_and_nothing_new_is_admitted_the
     rig.check_outcomes()
 
 
+def test_a_suspect_group_whose_step_then_fails_is_trusted_again(rig: Rig) -> None:
+    _, worker = one_running(rig)
+    rig.turn(2.0)
+    rig.fail(worker)
+    assert rig.cell.load().groups[0].ready
+    rig.run_until_idle()
+    rig.check_outcomes()
+
+
 def test_a_step_overdue_beyond_its_limit_is_the_groups_death(rig: Rig) -> None:
     _, worker = one_running(rig)
     for _ in range(3):
@@ -375,6 +384,7 @@ def test_a_row_that_was_not_ready_loses_nothing(step: int) -> None:
     rig.run_until_idle()
     rig.check_outcomes()
     assert frontend.finishes[1].reason is FinishReason.LENGTH
+    assert worker.resets == 1, "and the step did not fail for it"
     rig.check_at_rest()
 
 

@@ -8,6 +8,13 @@ from pathlib import Path
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
+SPIN_COUNT = "10000"
+"""How long GNU OpenMP's threads spin at a barrier before they sleep.
+
+Its default, 300,000, burns whole time slices whenever another process holds a core: on two busy cores a decode step of
+eight rows took 1,580 ms, and 216 ms with this (2026-12-01).
+"""
+
 
 def usable_cpus(cpu_max: Path = CPU_MAX) -> int:
     """Cores this process may run on: its affinity, bounded by a cgroup v2 quota where there is one."""
@@ -31,9 +38,11 @@ def limit_threads(threads: int) -> None:
 
     Whatever was there is replaced: Ray sets 1 for an actor without CPUs.
     """
-    os.environ.update(limited_environment({}, threads))
+    os.environ.update(limited_environment(os.environ, threads))
 
 
 def limited_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """The environment of a process that may use so many threads."""
-    return {**environment, "OMP_NUM_THREADS": str(threads)}
+    """The environment of a process that may use so many threads; a waiting policy that is set stays."""
+    chosen = "GOMP_SPINCOUNT" in environment or "OMP_WAIT_POLICY" in environment
+    waiting = {} if chosen else {"GOMP_SPINCOUNT": SPIN_COUNT}
+    return {**environment, **waiting, "OMP_NUM_THREADS": str(threads)}

@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +32,7 @@ from workers.model.precision import resolve_device, resolve_dtype
 from workers.options import WorkerOptions
 from workers.sampler import Sampler
 from workers.slots import Int32Array, PoolShape, SlotTable, StepBatch
+from workers.threads import usable_cpus
 
 _log = logging.getLogger(__name__)
 
@@ -134,16 +132,6 @@ def build_model_engine(options: WorkerOptions, report: Report) -> Engine:
     _log.info("%s: %s, %d KV blocks of %d", artefacts.name, backend.name, blocks, options.block_size)
     report("ready", 1.0)
     return ModelEngine(backend, Sampler(shape.max_slots, shape.vocab_size, device), description)
-
-
-def usable_cpus() -> int:
-    """CPUs this process may run on: its affinity mask, cut by the cgroup's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return count
-    return count if quota == "max" else max(1, min(count, math.ceil(int(quota) / int(period))))
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,7 @@ class Cell:
         self._fleet.judge_overdue_steps(now)
         self._end_expired(now)
         self._refuse_what_waits_in_vain(now)
-        self._fleet.refill_all(now)
+        self._fleet.refill_stirred(now)
         for session, frame in note_frames(self._notes.take(), group="", step=0):
             self._outbox.add(ToFrontend(session, frame))
         if self._pacer.due(now):

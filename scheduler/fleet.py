@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 LOOK_AHEAD = 8
 """Requests considered past one that does not fit, and how often one may be passed before all wait for it."""
 
+BETWEEN_JUDGEMENTS = 0.05
+"""Seconds between two looks at overdue steps: a busy loop turns more often than that is worth."""
+
 MOST_FAILURES = 3
 """Failed steps in a row, after which a group is given up."""
 
@@ -57,6 +60,9 @@ class Fleet:
         self._outbox = outbox
         self._notes = notes
         self._given_up: dict[str, int] = {}
+        self._stirred: set[Group] = set()
+        """Groups that something happened to since they were last offered requests and asked for plans."""
+        self._next_judgement = 0.0
 
     # ------------------------------------------------------------------------------------------- coming and going
 
@@ -84,6 +90,7 @@ class Fleet:
         watch = StepWatch(self._settings.step_times)
         group = Group(register.group, register.incarnation, session, register, scheduler, watch)
         self.groups[session] = model.groups[group.name] = group
+        self._stirred.add(group)
         model.without_group_since = None
         self._outbox.add(ToLeader(session, Reset(self._epoch, scheduler.next_step)))
         self._outbox.add(ToFrontends(ModelUp(model.describe())))
@@ -95,6 +102,7 @@ class Fleet:
         group = self.groups.pop(session, None)
         if group is None:
             return
+        self._stirred.discard(group)
         self.losses += 1
         for sequence in group.scheduler.in_flight():
             sequence.suspicion += 1
@@ -129,6 +137,9 @@ class Fleet:
 
     def judge_overdue_steps(self, now: float) -> None:
         """An overdue step makes its group suspect, and in the end dead."""
+        if now < self._next_judgement:
+            return
+        self._next_judgement = now + BETWEEN_JUDGEMENTS
         for group in list(self.groups.values()):
             verdict = group.watch.verdict(now)
             if verdict is Verdict.DEAD:
@@ -184,6 +195,7 @@ class Fleet:
         self._requeue(group.scheduler.reset())
         group.watch.reset()
         group.suspect = False
+        self._stirred.add(group)
         self._outbox.add(ToLeader(group.session, Reset(self._epoch, group.scheduler.next_step)))
 
     def _requeue(self, sequences: list[Sequence]) -> None:
@@ -195,16 +207,16 @@ class Fleet:
 
     def refill(self, session: SessionId, now: float) -> None:
         """Admit to one group and plan for it: what its StepDone made possible."""
-        group = self.groups[session]
-        self._admit(self.models[group.register.model], [group], now)
-        self._plan(group, now)
+        self._keep_busy(self.groups[session], now)
 
-    def refill_all(self, now: float) -> None:
-        """Admit to every group and plan for it."""
+    def refill_stirred(self, now: float) -> None:
+        """Admit and plan wherever something happened since the last time; a newcomer is offered to every group."""
         for model in self.models.values():
-            self._admit(model, model.groups.values(), now)
-        for group in self.groups.values():
-            self._plan(group, now)
+            if model.queue.take_news():
+                self._admit(model, model.groups.values(), now)
+        stirred, self._stirred = self._stirred, set()
+        for group in stirred:
+            self._keep_busy(group, now)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take a choice out of wherever it is; its output stays with it."""
@@ -213,7 +225,9 @@ class Fleet:
             model.queue.remove(sequence)
             sequence.state = State.FINISHED
         elif sequence.state is not State.FINISHED:
-            model.groups[sequence.group].scheduler.end(sequence)
+            group = model.groups[sequence.group]
+            group.scheduler.end(sequence)
+            self._stirred.add(group)
 
     def _admit(self, model: Model, groups: Iterable[Group], now: float) -> None:
         """Place waiting requests in order, looking a little past those that do not fit."""
@@ -239,14 +253,20 @@ class Fleet:
         model.queue.remove(sequence)
         sequence.group, sequence.passed_over = group.name, 0
         group.scheduler.admit(sequence)
+        self._stirred.add(group)
         self.drain_rate.admitted(now)
         if not sequence.started:
             sequence.started = True
             self._notes.start(sequence.request.session, Started(sequence.rid, group.name, cached_tokens=0))
 
-    def _plan(self, group: Group, now: float) -> None:
-        """Keep two plans out; whoever a plan preempted waits at the head, once it has settled."""
-        while (plan := group.scheduler.plan()) is not None:
+    def _keep_busy(self, group: Group, now: float) -> None:
+        """Keep two plans out, each filled with admissions; whoever a plan preempted waits at the head, once settled."""
+        model = self.models[group.register.model]
+        while group.scheduler.wants_plan:
+            self._admit(model, [group], now)
+            plan = group.scheduler.plan()
+            if plan is None:
+                break
             self._outbox.add(ToLeader(group.session, plan))
             group.watch.planned(now)
         self._requeue(group.scheduler.take_requeued())

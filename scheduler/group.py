@@ -79,6 +79,11 @@ class GroupScheduler:
         """Plans made and not done."""
         return len(self._ledger.records)
 
+    @property
+    def wants_plan(self) -> bool:
+        """Fewer plans are out than may be."""
+        return not self._ledger.full
+
     def is_out(self, step: int) -> bool:
         """Whether the plan of this step was made and is not done."""
         return self._ledger.last_done < step <= self._ledger.last_planned
@@ -109,9 +114,7 @@ class GroupScheduler:
         Alone on the group it may take all; the effective context sees to it that all is enough.
         """
         free = self._tenancy.pool.free
-        if not self.running:
-            return free
-        return free - self.shape.watermark - int(self._planner.blocks_wanted(self._planner.decoding()).sum())
+        return free - self.shape.watermark - self._planner.blocks_wanted_next() if self.running else free
 
     def admit(self, sequence: Sequence) -> None:
         """Give it a slot and the blocks of its whole prefill; the caller has seen that both are there."""
@@ -135,6 +138,7 @@ class GroupScheduler:
         record = self._ledger.records[0]
         rows = read_rows(done, record.samples, self.shape.max_ids_per_row, self.shape.vocab_size)
         self._ledger.close()
+        self._planner.rows_changed()
         slots = self._tenancy.slots
         live = slots.generation[record.slots] == record.generations
         slots.under_way[record.slots[live]] -= record.samples[live]
@@ -223,6 +227,7 @@ class GroupScheduler:
         """It finished or was aborted, in whatever state: its blocks serve the next plan, its late ids are dropped."""
         if sequence.state is State.RUNNING:
             self._tenancy.release(sequence)
+            self._planner.rows_changed()
         elif sequence.state is State.SETTLING:
             self._ledger.forget(sequence)
         sequence.state = State.FINISHED

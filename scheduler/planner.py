@@ -28,6 +28,7 @@ class Planner:
         self._ledger = ledger
         self._epoch = epoch
         self._incarnation = incarnation
+        self._wanted_next: int | None = None
 
     def plan(self) -> Plan | None:
         """The next step, or None when two are out or there is nothing to run.
@@ -36,6 +37,7 @@ class Planner:
         """
         if self._ledger.full:
             return None
+        self.rows_changed()
         decodes, skips, growth = self._plan_decodes()
         chunks = self._plan_chunks(self.shape.max_tokens_per_step - len(decodes))
         if not (len(decodes) or chunks):
@@ -81,6 +83,16 @@ class Planner:
         reach = slots.prompt_len[rows] + slots.outputs[rows] + slots.under_way[rows] * most + (most - 1)
         lacking: Int64Array = np.maximum(-(-reach // self.shape.block_size) - slots.num_blocks[rows], 0)
         return lacking
+
+    def blocks_wanted_next(self) -> int:
+        """Blocks that the running decodes will ask the next plan for."""
+        if self._wanted_next is None:
+            self._wanted_next = int(self.blocks_wanted(self.decoding()).sum())
+        return self._wanted_next
+
+    def rows_changed(self) -> None:
+        """Decodes moved on, came or went: what they want next is to be computed anew."""
+        self._wanted_next = None
 
     def _grow_by_rank(self, rows: SlotIndex, wanted: Int64Array) -> tuple[SlotIndex, list[Int32Array]]:
         """Blocks are short: serve the most important first and preempt the least important until it fits.

@@ -22,6 +22,7 @@ class WaitingQueue:
         self._entries: list[tuple[Key, Sequence]] = []
         self.tokens = 0
         """Prefill tokens of everything that waits."""
+        self._news = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -35,6 +36,12 @@ class WaitingQueue:
         sequence.state = State.QUEUED
         insort(self._entries, (_key(sequence), sequence))
         self.tokens += sequence.length
+        self._news = True
+
+    def take_news(self) -> bool:
+        """Whether anything was added since the last call."""
+        news, self._news = self._news, False
+        return news
 
     def remove(self, sequence: Sequence) -> None:
         """It was admitted, or it ended."""

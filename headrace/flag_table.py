@@ -121,6 +121,18 @@ CHAT = (
     CONFIG,
 )
 
+LINT = (
+    Flag("url", "base URL of the server, also as first word"),
+    Flag("model", "which model (the first that the server lists)", aliases=("-m",)),
+    Flag("api-key", "key to send; with one the rules on keys are judged too"),
+    Flag("only", "areas, or AREA/NAME", many=True, metavar="AREA"),
+    Flag("json", "also write the verdicts there", metavar="PATH"),
+    Flag("concurrency", "checks at once (4)", positive),
+    Flag("timeout", "seconds that one reply may take (60)", number),
+    Flag("complete", "what is not offered counts as wrong", switch=True),
+    CONFIG,
+)
+
 NOT_YET = "is not built yet"
 
 FOREIGN = {

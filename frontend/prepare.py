@@ -13,7 +13,7 @@ from frontend.feed import Submission
 from frontend.generation import StopRules
 from frontend.requests import ChatRequest, CommonFields, CompletionRequest
 from frontend.text.errors import TemplateError
-from frontend.text.templates import ChatTemplate
+from frontend.text.templates import ChatTemplate, Rendered
 from headrace.artefacts import Artefacts
 from protocol.frontend import ModelInfo
 from protocol.packing import pack_u32
@@ -137,19 +137,30 @@ class Preparer:
                 "continue_final_message", "'add_generation_prompt' and 'continue_final_message' exclude each other."
             )
 
-    def _chat_ids(self, request: ChatRequest) -> list[int]:
+    def rendered(self, request: ChatRequest) -> Rendered:
+        """The conversation as the template writes it; heavy, for a thread. Raises ApiError."""
         continues = bool(request.continue_final_message)
         generates = not continues if request.add_generation_prompt is None else request.add_generation_prompt
         try:
-            rendered = self._template.render(
+            return self._template.render(
                 request.messages,
                 add_generation_prompt=generates,
                 continue_final_message=continues,
                 template_kwargs={**self._template_kwargs, **(request.chat_template_kwargs or {})},
             )
+        except TemplateError as error:
+            raise _bad_conversation(error) from error
+
+    def _chat_ids(self, request: ChatRequest) -> list[int]:
+        rendered = self.rendered(request)
+        try:
             return self._template.encode(rendered)
         except TemplateError as error:
-            raise errors.invalid_value(error.param or "messages", f"Bad conversation: {error}.") from error
+            raise _bad_conversation(error) from error
+
+
+def _bad_conversation(error: TemplateError) -> errors.ApiError:
+    return errors.invalid_value(error.param or "messages", f"Bad conversation: {error}.")
 
 
 def _check_ids(prompt: list[Any], vocabulary: int) -> None:

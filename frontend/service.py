@@ -55,7 +55,7 @@ class Frontend:
         self.idle.set()
         self.turns = 0
         """Turns of the event loop, for those who watch that it turns."""
-        self._token_bytes = TokenBytes.from_tokenizer(artefacts.tokenizer())
+        self.token_bytes = TokenBytes.from_tokenizer(artefacts.tokenizer())
         self.preparer = Preparer(
             artefacts,
             _template(settings, artefacts),
@@ -149,7 +149,7 @@ class Frontend:
     def open(self, prepared: Prepared) -> ChoiceStream:
         """Submit, and read the choice that comes of it."""
         (feed,) = self.client.submit(prepared.submission, prepared.seeds)
-        detokenizer = Detokenizer(self._token_bytes, continues_text=prepared.continues_text)
+        detokenizer = Detokenizer(self.token_bytes, continues_text=prepared.continues_text)
         return ChoiceStream(feed, prepared.rules, detokenizer, self.client.cancel)
 
     def new_id(self) -> str:

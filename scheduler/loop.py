@@ -81,6 +81,7 @@ class SchedulerLoop:
         self._drain_asked = self._stop_asked = False
         self._drain_ends: float | None = None
         self._idle_since = 0.0
+        self._checked = True
         self._published: SchedulerStatistics | None = None
         self._next_publication = clock()
 
@@ -159,6 +160,15 @@ class SchedulerLoop:
         if now >= self._next_publication:
             self._next_publication = now + LONGEST_SLEEP
             self._published = self.statistics()
+            self._check_at_rest()
+
+    def _check_at_rest(self) -> None:
+        """Once each time everything has finished. Accounts that do not add up end the process: frontends resume."""
+        if not self.cell.idle:
+            self._checked = False
+        elif not self._checked:
+            self.cell.check_integrity()
+            self._checked = True
 
     def _restart_timers_after_a_pause(self, now: float) -> None:
         """If this loop did not turn for half a peer timeout, silence says nothing about the others."""

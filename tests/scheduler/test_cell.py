@@ -1,96 +1,19 @@
-"""What a cell takes, in which order it runs it, and how it ends."""
+"""In which order a cell runs what it took, and how it ends."""
 
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
-from protocol.frontend import FinishReason, ModelDown, ModelUp, RejectCode
-from protocol.packing import pack_u32
-from protocol.requests import Choice, Grammar, Reasoning, Sampling
-from protocol.worker import GroupDown
-from scheduler.outbox import ToFrontends
+from protocol.frontend import FinishReason, RejectCode
+from protocol.requests import Sampling
 from scheduler.settings import CellSettings
-from tests.scheduler.fake_worker import VOCAB, register
+from tests.scheduler.fake_worker import register
 from tests.scheduler.rig import Rig, expected_output, submit
 
 
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
-
-
-# ------------------------------------------------------------------------------------------------------------ intake
-
-
-@pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        (submit(1, []), RejectCode.INVALID),
-        (replace(submit(1), tokens=b"\1\0\0"), RejectCode.INVALID),
-        (submit(1, [VOCAB]), RejectCode.INVALID),
-        (submit(1, max_tokens=0), RejectCode.INVALID),
-        (submit(1, stop=(VOCAB,)), RejectCode.INVALID),
-        (submit(1, resume=(VOCAB,)), RejectCode.INVALID),
-        (replace(submit(1), stop_ids=b"\1"), RejectCode.INVALID),
-        (replace(submit(1), block_hashes=b"\1"), RejectCode.INVALID),
-        (replace(submit(1), choices=(Choice(-1, 0),)), RejectCode.INVALID),
-        (replace(submit(1), choices=(Choice(1, -1),)), RejectCode.INVALID),
-        (replace(submit(1), choices=(Choice(1, 0), Choice(1, 1))), RejectCode.INVALID),
-        (submit(1, list(range(64))), RejectCode.NEVER_FITS),
-        (submit(1, model="other"), RejectCode.UNKNOWN_MODEL),
-        (submit(1, grammar=Grammar("json_object", "")), RejectCode.UNSUPPORTED),
-        (submit(1, reasoning=Reasoning(b"", b"")), RejectCode.UNSUPPORTED),
-        (submit(1, adapter="a"), RejectCode.UNSUPPORTED),
-        (submit(1, sampling=Sampling(logprobs=0)), RejectCode.UNSUPPORTED),
-        (submit(1, sampling=Sampling(allowed_ids=pack_u32([1]))), RejectCode.UNSUPPORTED),
-    ],
-)
-def test_a_submit_that_cannot_be_honoured_is_rejected_whole_with_its_reason(rig: Rig, message, code) -> None:
-    rig.group()
-    frontend = rig.frontend()
-    rig.submit(frontend, message)
-    (reject,) = set(frontend.rejects.values())
-    assert reject.code is code and reject.message
-    assert set(reject.rids) == {choice.rid for choice in message.choices}
-    rig.check_at_rest()
-
-
-def test_one_bad_choice_rejects_all(rig: Rig) -> None:
-    rig.group()
-    frontend = rig.frontend()
-    rig.submit(frontend, replace(submit(1), choices=(Choice(1, 0), Choice(2, 0, pack_u32([VOCAB])))))
-    assert frontend.rejects.keys() == {1, 2}
-
-
-def test_a_rid_that_is_live_keeps_its_one_finish(rig: Rig) -> None:
-    rig.group()
-    frontend = rig.frontend()
-    rig.submit(frontend, submit(1))
-    rig.cell.submit(frontend.session, submit(1, [9]), rig.now)
-    rig.turn()
-    rig.run_until_idle()
-    assert not frontend.rejects
-    rig.check_outcomes()
-
-
-def test_the_context_limits_the_output(rig: Rig) -> None:
-    rig.group(register(context=12))
-    frontend = rig.frontend()
-    rig.submit(frontend, submit(1, [1, 2, 3], max_tokens=100))
-    rig.run_until_idle()
-    assert frontend.finishes[1].reason is FinishReason.LENGTH and frontend.finishes[1].count == 9
-
-
-def test_choices_of_one_submit_have_their_own_seeds_and_ends(rig: Rig) -> None:
-    rig.group()
-    frontend = rig.frontend()
-    message = replace(submit(1, max_tokens=5), choices=tuple(Choice(rid, 100 + rid) for rid in range(1, 5)))
-    rig.submit(frontend, message)
-    rig.run_until_idle()
-    assert frontend.finishes.keys() == {1, 2, 3, 4}
-    assert len({tuple(output) for output in frontend.output.values()}) == 4
-    rig.check_outcomes()
 
 
 # ------------------------------------------------------------------------------------------------------------- queue
@@ -289,134 +212,6 @@ def test_a_lost_frontend_takes_its_requests_and_no_one_elses_with_it(rig: Rig) -
     rig.check_outcomes()
     rig.check_at_rest()
     assert stays.finishes.keys() == {1, 2}
-
-
-# ------------------------------------------------------------------------------------------------- groups and models
-
-
-def test_requests_spread_over_groups_by_load(rig: Rig) -> None:
-    rig.group(register("g0", 1))
-    rig.group(register("g1", 2))
-    frontend = rig.frontend()
-    for rid in range(1, 9):
-        rig.submit(frontend, submit(rid))
-    placed = list(frontend.started.values())
-    assert placed.count("g0") == placed.count("g1") == 4
-    rig.run_until_idle()
-    rig.check_outcomes()
-
-
-def test_kv_pressure_counts_in_the_choice_of_a_group(rig: Rig) -> None:
-    """Equal counts of requests; the one whose blocks are taken gets the next request last."""
-    rig.group(register("g0", 1, max_tokens_per_step=64))
-    rig.group(register("g1", 2, max_tokens_per_step=64))
-    frontend = rig.frontend()
-    rig.submit(frontend, submit(1, list(range(50)), max_tokens=10))
-    rig.submit(frontend, submit(2, [1], max_tokens=10))
-    assert frontend.started == {1: "g0", 2: "g1"}
-    for worker in rig.workers.values():
-        rig.step(worker)
-    rig.submit(frontend, submit(3, [2]))
-    assert frontend.started[3] == "g1"
-    rig.run_until_idle()
-
-
-def test_a_model_is_served_by_its_own_groups_alone(rig: Rig) -> None:
-    one, other = rig.group(register("g0", 1, model="a")), rig.group(register("g1", 2, model="b", max_slots=1))
-    frontend = rig.frontend()
-    for rid in (1, 2, 3):
-        rig.submit(frontend, submit(rid, model="b"))
-    rig.submit(frontend, submit(4, model="a"))
-    assert one.plans[0].adds and len(other.plans[0].adds) == 1, "a full model holds nobody else up"
-    rig.run_until_idle()
-    assert {rid: group for rid, group in frontend.started.items() if rid == 4} == {4: "g0"}
-    rig.check_outcomes()
-
-
-def test_requests_of_a_dead_group_go_on_elsewhere_with_the_ids_they_have(rig: Rig) -> None:
-    worker, other = rig.group(register("g0", 1)), rig.group(register("g1", 2))
-    frontend = rig.frontend()
-    for rid in range(1, 7):
-        rig.submit(frontend, submit(rid))
-    for _ in range(3):
-        rig.step(worker)
-    rig.lose(worker)
-    rig.run_until_idle()
-    rig.check_outcomes()
-    rig.check_at_rest()
-    assert other.executed and rig.cell.statistics().group_losses == 1
-
-
-def test_a_request_in_a_plan_at_a_groups_death_is_counted_a_suspect(rig: Rig) -> None:
-    worker, frontend = rig.group(register(max_slots=1)), rig.frontend()
-    rig.submit(frontend, submit(1))
-    rig.submit(frontend, submit(2))
-    rig.lose(worker)
-    live = rig.cell._frontends[frontend.session]
-    assert (live[1].suspicion, live[2].suspicion) == (1, 0)
-
-
-def test_a_model_known_once_stays_listed_and_its_requests_wait_for_the_relaunch(rig: Rig) -> None:
-    worker, frontend = rig.group(), rig.frontend()
-    rig.lose(worker)
-    told = [out.message for out in rig.log if isinstance(out, ToFrontends)]
-    assert [type(message) for message in told if isinstance(message, ModelUp | ModelDown)] == [ModelUp, ModelDown]
-    (model,) = rig.cell.models()
-    assert (model.name, model.ready_groups) == ("m", 0)
-    rig.submit(frontend, submit(1))
-    assert not frontend.rejects
-    rig.group(register(incarnation=2))
-    rig.run_until_idle()
-    rig.check_outcomes()
-
-
-def test_requests_do_not_wait_forever_for_a_model_without_a_group() -> None:
-    rig = Rig(CellSettings(model_grace=10.0))
-    worker, frontend = rig.group(), rig.frontend()
-    rig.submit(frontend, submit(1))
-    rig.step(worker)
-    rig.lose(worker)
-    rig.submit(frontend, submit(2))
-    rig.turn(9.0)
-    assert not frontend.rejects and not frontend.finishes
-    rig.turn(2.0)
-    assert frontend.rejects[2].code is RejectCode.UNAVAILABLE
-    assert frontend.finishes[1].reason is FinishReason.ERROR, "it had started: its client has seen tokens"
-
-
-def test_a_launchers_word_of_a_death_is_enough(rig: Rig) -> None:
-    worker, frontend = rig.group(), rig.frontend()
-    rig.submit(frontend, submit(1))
-    session = rig.session_of(worker)
-    rig.cell.group_down(GroupDown("g0", 99, "another incarnation"), rig.now)
-    rig.turn()
-    assert not rig.ended_leaders
-    rig.cell.group_down(GroupDown("g0", 1, "rank 0 exited with 17"), rig.now)
-    rig.turn()
-    assert rig.ended_leaders == [session] and rig.cell.load().requests_waiting == 1
-
-
-def test_a_group_of_another_tokenizer_does_not_join_a_model_that_is_served(rig: Rig) -> None:
-    rig.group()
-    stranger = replace(register("g1", 2), tokenizer_digest=b"x" * 16)
-    refusal = rig.cell.refusal(stranger)
-    assert refusal is not None and refusal.final and "g0" in refusal.reason and "g1" in refusal.reason
-
-
-def test_a_pool_too_small_for_any_request_is_refused_in_words(rig: Rig) -> None:
-    refusal = rig.cell.refusal(register(num_blocks=1))
-    assert refusal is not None and refusal.final and "1 blocks" in refusal.reason
-
-
-def test_a_shorter_context_after_a_relaunch_shortens_what_waits(rig: Rig) -> None:
-    worker, frontend = rig.group(register(context=60)), rig.frontend()
-    rig.submit(frontend, submit(1, [1, 2], max_tokens=50))
-    rig.submit(frontend, submit(2, list(range(30)), max_tokens=10))
-    rig.lose(worker)
-    rig.group(register(incarnation=2, context=20))
-    rig.run_until_idle()
-    assert (frontend.finishes[1].count, frontend.finishes[2].count) == (18, 0)
-    rig.check_at_rest()
 
 
 # -------------------------------------------------------------------------------------------------------------- load

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from protocol.packing import pack_u32
 from protocol.requests import Choice, Sampling
 from protocol.worker import RowStatus
 from scheduler.settings import CellSettings
@@ -163,15 +170,10 @@ CellMachine.TestCase.settings = settings(
 TestAnyOrderOfEvents = CellMachine.TestCase
 
 
-def test_resume_is_the_same_as_no_interruption() -> None:
-    whole = submit(1, max_tokens=9)
-    rig = Rig()
-    rig.group()
-    frontend = rig.frontend()
-    rig.submit(frontend, whole)
-    rig.run_until_idle()
-    rig.submit(frontend, submit(2, max_tokens=9, resume=tuple(frontend.output[1][:4])))
-    rig.run_until_idle()
-    assert frontend.output[2] == frontend.output[1]
-    assert pack_u32(frontend.output[2])
-    rig.check_at_rest()
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_any_order_of_events_at_length() -> None:
+    at_length = settings(
+        max_examples=5000, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(CellMachine, settings=at_length)

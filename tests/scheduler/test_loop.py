@@ -140,6 +140,7 @@ class Bench:
                 peer.next_of(Pong)
 
     def close(self) -> None:
+        """The loop ends; its accounts still add up."""
         self.loop.stop()
         self._thread.join(20)
         assert not self._thread.is_alive()

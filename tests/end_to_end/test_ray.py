@@ -68,7 +68,7 @@ class Follower:
         self.ended = False
         self.started = threading.Event()
         self._url = f"{server.url}/v1/chat/completions"
-        self._body = {**PARIS, "model": model, "stream": True, "ignore_eos": True, "max_tokens": 300}
+        self._body = {**PARIS, "model": model, "stream": True, "ignore_eos": True, "max_tokens": 120}
         self.thread = threading.Thread(target=self._follow)
         self.thread.start()
         assert self.started.wait(60)

@@ -151,6 +151,10 @@ class Preparer:
         except TemplateError as error:
             raise _bad_conversation(error) from error
 
+    def template_source(self, rendered: Rendered) -> str:
+        """The text of the server's template that made it."""
+        return self._template.source(rendered.template)
+
     def _chat_ids(self, request: ChatRequest) -> list[int]:
         rendered = self.rendered(request)
         try:

@@ -35,7 +35,7 @@ DISGUISES = (
 def _needs_key(session: Session) -> None:
     if not session.target.api_key:
         raise NotOffered("no key was given")
-    if session.get("/v1/models", key=False).status == 200:
+    if session.get("/v1/models", key=False).status == 200 and session.post(CHAT, b"{}", key=False).status != 401:
         raise NotOffered("the server asks for no key")
 
 

@@ -110,7 +110,9 @@ def honoured(session: Session, case: tuple[str, Field]) -> None:
             missing = str(reason)
     for value in entry.bad:
         exchange = session.ask(route, **{**entry.beside, "max_tokens": 4, **_also(entry), entry.name: value})
-        if problem := _not_refused(exchange, entry.name):
+        if unsupported(exchange) and any(is_path(exchange.error.get("param"), other) for other in entry.beside):
+            missing = str(exchange.error.get("message", ""))
+        elif problem := _not_refused(exchange, entry.name):
             problems.append(Wrong(f"{str(value)[:40]!r}: {problem}", exchange))
     if missing and all(exchange_is_silent(problem) for problem in problems):
         raise NotOffered(missing)

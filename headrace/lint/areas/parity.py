@@ -63,9 +63,10 @@ def same_in_both(session: Session, case: tuple[str, Mapping[str, Any]]) -> None:
     streamed = answer_of(session.ask(route, **fields, **options), *fields)
     if not (found := differences(whole, streamed)):
         return
-    again = answer_of(session.ask(route, **fields), *fields)
-    if differences(whole, again):
-        raise NotOffered("the same request twice gives two answers, so transports cannot be compared")
+    session.facts.steady(session, route)
+    for _ in range(2):
+        if differences(whole, answer_of(session.ask(route, **fields), *fields)):
+            raise NotOffered("the same request twice gives two answers, so transports cannot be compared")
     raise Wrong("; ".join(found[:3]), whole.exchange, streamed.exchange)
 
 

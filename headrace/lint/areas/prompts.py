@@ -131,6 +131,7 @@ def half_a_character(session: Session) -> None:
     ids = session.facts.tokens(session, "🦦")
     if len(ids) < 2:
         raise NotOffered("the tokenizer has whole characters only")
+    session.facts.steady(session, "completions")
     for cut in range(1, len(ids)):
         whole = answer_of(session.complete(prompt=ids[:cut]))
         streamed = answer_of(session.complete(prompt=ids[:cut], stream=True))

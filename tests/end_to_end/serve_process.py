@@ -154,15 +154,9 @@ class ServeProcess:
         return sorted(pid for pid, command in processes_mentioning(self.marker).items() if re.search(pattern, command))
 
     def client(self, **options: object) -> openai.OpenAI:
-        """The official client, with strict validation of every response."""
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1",
-            api_key="none",
-            _strict_response_validation=True,
-            max_retries=0,
-            timeout=120,
-            **options,  # type: ignore[arg-type]
-        )
+        """The official client, with strict validation of every response unless an option says otherwise."""
+        defaults = {"api_key": "none", "_strict_response_validation": True, "max_retries": 0, "timeout": 120}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})  # type: ignore[arg-type]
 
     def gauges(self) -> Gauges:
         """One scrape of /metrics."""

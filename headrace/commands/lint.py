@@ -12,10 +12,7 @@ DESCRIPTION = "Send a server every kind of request and judge its replies by the 
 
 def main(arguments: list[str]) -> int:
     try:
-        rest = list(arguments)
-        if rest and not rest[0].startswith("-"):
-            rest[0:1] = ["--url", rest[0]]
-        values = parse("lint", DESCRIPTION, LINT, rest, model_argument=False)
+        values = parse("lint", DESCRIPTION, LINT, _with_url_flag(arguments), model_argument=False)
         if "url" not in values:
             raise UsageError("which server? headrace lint http://127.0.0.1:8000")
         return run(to_settings(values, LintSettings))
@@ -25,3 +22,12 @@ def main(arguments: list[str]) -> int:
     except LintError as error:
         complain(str(error))
         return EXIT_USAGE
+
+
+def _with_url_flag(arguments: list[str]) -> list[str]:
+    """The URL may stand as a word of its own: first, or anywhere when it begins with http."""
+    for at, word in enumerate(arguments):
+        first = at == 0 and not word.startswith("-")
+        if first or (word.startswith(("http://", "https://")) and arguments[at - 1] not in ("--url", "--json")):
+            return ["--url", word, *arguments[:at], *arguments[at + 1 :]]
+    return arguments

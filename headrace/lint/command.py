@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import msgspec
 from headrace.lint import report
 from headrace.lint.areas import all_checks
 from headrace.lint.runner import LintError, find_target, run_checks
-from headrace.lint.session import Target
+from headrace.lint.session import Record, Target
 from headrace.lint.verdicts import Check, Outcome, Verdict
 from headrace.lint.wire import Address, AddressError
 
@@ -44,8 +45,11 @@ def run(settings: LintSettings) -> int:
     except AddressError as error:
         raise LintError(str(error)) from None
     target = find_target(Target(address, settings.model, settings.api_key, settings.timeout))
-    outcomes = run_checks(target, checks, concurrency=settings.concurrency, progress=_progress(len(checks)))
-    text = [report.table(outcomes), report.evidence(outcomes), report.summary(outcomes)]
+    record, began = Record(), time.monotonic()
+    progress = _progress(len(checks))
+    outcomes = run_checks(target, checks, concurrency=settings.concurrency, progress=progress, record=record)
+    effort = f"{record.requests} requests, {time.monotonic() - began:.0f} s"
+    text = [report.table(outcomes), report.evidence(outcomes), f"{report.summary(outcomes)}; {effort}"]
     sys.stdout.write("\n".join(part for part in text if part) + "\n")
     if settings.json:
         report.write_json(Path(settings.json), settings.url, target.model, outcomes)
@@ -64,7 +68,7 @@ def choose(only: tuple[str, ...]) -> list[Check]:
 
 
 def _matches(check: Check, word: str) -> bool:
-    return check.area == word or ("/" in word and check.title.startswith(word))
+    return check.area in (word, word.replace("-", " ")) or ("/" in word and check.title.startswith(word))
 
 
 def _progress(total: int) -> Callable[[Outcome], None]:

@@ -35,10 +35,15 @@ def find_target(target: Target) -> Target:
 
 
 def run_checks(
-    target: Target, checks: Sequence[Check], *, concurrency: int, progress: Callable[[Outcome], None] = lambda _: None
+    target: Target,
+    checks: Sequence[Check],
+    *,
+    concurrency: int,
+    progress: Callable[[Outcome], None] = lambda _: None,
+    record: Record | None = None,
 ) -> list[Outcome]:
     """Verdicts in the order of the checks, then those over all exchanges. Those that run alone come last in time."""
-    record, facts = Record(), Facts()
+    record, facts = record or Record(), Facts()
     outcomes: dict[str, Outcome] = {}
 
     def run(check: Check) -> Outcome:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.lint.exchange import Exchange
 from headrace.lint.verdicts import Wrong
-from headrace.lint.wire import Address, Connection, Reply, WireFault, request_bytes
+from headrace.lint.wire import Address, Connection, Reply, Silence, WireFault, request_bytes
 
 if TYPE_CHECKING:
     from headrace.lint.facts import Facts
@@ -22,6 +22,9 @@ COMPLETIONS = "/v1/completions"
 MAX_REQUESTS = 200
 """Of one check."""
 CHECK_SECONDS = 300.0
+MAX_SILENCES = 5
+IMPATIENT_SECONDS = 3.0
+"""What a reply may take once several never came: a server that hangs is judged soon."""
 
 QUESTION = "Count from one to twenty in words."
 BEGINNING = "One, two, three, four, five,"
@@ -44,11 +47,25 @@ class Record:
     """Every exchange of a run, kept for the judges of all."""
 
     exchanges: list[Exchange] = field(default_factory=list)
+    requests: int = 0
+    silences: int = 0
+    """Requests that were waited for in vain."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, exchange: Exchange) -> None:
         with self._lock:
             self.exchanges.append(exchange)
+
+    def begin(self) -> bool:
+        """Count a request; False when so many were waited for in vain that no one should wait long any more."""
+        with self._lock:
+            self.requests += 1
+            return self.silences < MAX_SILENCES
+
+    def silence(self) -> None:
+        """Count a request that was waited for in vain."""
+        with self._lock:
+            self.silences += 1
 
 
 class Session:
@@ -127,6 +144,8 @@ class Session:
                 connection.send(request_bytes(self.target.address, method, path, sent_headers, data))
                 yield OpenReply(self, connection, blank)
         except WireFault as fault:
+            if isinstance(fault, Silence):
+                self._record.silence()
             raise Wrong(str(fault), blank) from None
 
     def connect(self) -> Connection:
@@ -135,7 +154,10 @@ class Session:
             self._requests += 1
             if self._requests > MAX_REQUESTS:
                 raise Wrong(f"more than {MAX_REQUESTS} requests in one check")
-        return Connection(self.target.address, min(self._end, time.monotonic() + self.target.request_seconds))
+        seconds = self.target.request_seconds
+        if not self._record.begin():
+            seconds = min(seconds, IMPATIENT_SECONDS)
+        return Connection(self.target.address, min(self._end, time.monotonic() + seconds))
 
     def raw(self, connection: Connection, method: str, path: str, body: Mapping[str, Any] | None) -> Exchange:
         """One request on a connection that stays open. Raises WireFault."""

@@ -30,6 +30,10 @@ class WireFault(Exception):
     """No reply could be read, or not all of it; the text says what came instead."""
 
 
+class Silence(WireFault):
+    """Time was up before the reply was whole."""
+
+
 @dataclass(frozen=True)
 class Address:
     """Where a server is."""
@@ -262,7 +266,7 @@ class Connection:
             self._socket.settimeout(self._left())
             data = self._socket.recv(PIECE)
         except TimeoutError:
-            raise WireFault("no more bytes in time") from None
+            raise Silence("no more bytes in time") from None
         except OSError as error:
             raise WireFault(f"connection broke: {error}") from None
         self._buffer += data
@@ -271,7 +275,7 @@ class Connection:
     def _left(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise WireFault("no reply in time")
+            raise Silence("no reply in time")
         return left
 
 

@@ -83,6 +83,23 @@ def escaped_body(session: Session) -> None:
         raise Wrong(f"{counts[0]} prompt tokens plain, {counts[1]} escaped", plain, escaped)
 
 
+@check("5", "A client of HTTP/1.0, as proxies are by default, gets whole answer and stream without chunks.")
+def http_1_0(session: Session) -> None:
+    headers = {"Content-Type": "application/json", "Connection": "close"}
+    if session.target.api_key:
+        headers["Authorization"] = f"Bearer {session.target.api_key}"
+    for stream in (False, True):
+        body = encode(session.chat_fields(max_tokens=2, stream=stream))
+        data = request_bytes(session.target.address, "POST", CHAT, headers, body).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+        with session.connect() as connection:
+            connection.send(data)
+            reply = connection.reply("POST")
+        if reply.status != 200 or reply.header("transfer-encoding"):
+            raise Wrong(f"answered {reply.status}, Transfer-Encoding {reply.header('transfer-encoding')!r}")
+        if stream and not reply.body.endswith(b"data: [DONE]\n\n"):
+            raise Wrong(f"the stream ends with {reply.body[-40:]!r}")
+
+
 @check("8", "More than 16 KiB of headers are refused, and the server lives on.")
 def long_headers(session: Session) -> None:
     exchange = session.send("GET", "/v1/models", None, headers={"X-Long": "a" * 40_000}, record=False)

@@ -339,6 +339,17 @@ def token_masks(session: Session) -> None:
             raise Wrong(f"tokens {now} where only {ids[-1]} is allowed", exchange)
 
 
+@check_each("2", "bad_words keep words out on {case}.", routes())
+def bad_words(session: Session, route: str) -> None:
+    session.facts.samples(session, route)
+    words = [word for word in session.facts.reference(session, route).text.split() if word.isalpha() and len(word) > 2]
+    if not words:
+        raise NotOffered("the answer has no words")
+    exchange = accepted(session.ask(route, bad_words=[words[0]], max_tokens=24), "bad_words")
+    if words[0] in _said(exchange)[0]:
+        raise Wrong(f"{words[0]!r} is in the answer", exchange)
+
+
 @check_each("2", "min_tokens and ignore_eos hold on {case}.", routes())
 def at_least(session: Session, route: str) -> None:
     exchange = accepted(session.ask(route, max_tokens=80, min_tokens=70), "min_tokens")

@@ -303,13 +303,14 @@ class Handler(BaseHTTPRequestHandler):
     def _stream(self, events: Iterator[bytes]) -> None:
         quirks = self.server.quirks
         kind = "text/plain" if "plain streams" in quirks else "text/event-stream; charset=utf-8"
-        headers = [("Content-Type", kind), ("Transfer-Encoding", "chunked")]
+        old = self.request_version == "HTTP/1.0" and "chunks for HTTP/1.0" not in quirks
+        headers = [("Content-Type", kind), *([] if old else [("Transfer-Encoding", "chunked")])]
         if "cached streams" not in quirks:
             headers += [("Cache-Control", "no-cache, no-transform"), ("X-Accel-Buffering", "no")]
         self._begin(200, headers)
         for event in events:
-            self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
-        if "no last chunk" in quirks:
+            self.wfile.write(event if old else b"%x\r\n%s\r\n" % (len(event), event))
+        if "no last chunk" in quirks or old:
             self.close_connection = True
         else:
             self.wfile.write(b"0\r\n\r\n")

@@ -47,6 +47,7 @@ QUIRKS = {
     # Framing of HTTP and of streams.
     "short bodies": ("models/cards", "models/cards"),
     "no last chunk": ("streams/is a stream", "streams/is a stream: chat"),
+    "chunks for HTTP/1.0": ("connections/http", "connections/http 1 0"),
     "no request id": ("models/cards", "every reply/request id"),
     "plain streams": ("streams/is a stream", "streams/is a stream: chat"),
     "cached streams": ("streams/is a stream", "every reply/stream headers"),

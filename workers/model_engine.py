@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from workers.model.checkpoint import (
 from workers.model.config import ModelConfig
 from workers.model.errors import ModelError
 from workers.model.gguf_checkpoint import open_gguf
-from workers.model.memory import available_memory, gpu_memory, human_bytes, weight_bytes
+from workers.model.memory import MemoryNeeds, available_memory, gpu_memory, human_bytes, weight_bytes, working_bytes
 from workers.model.precision import resolve_device, resolve_dtype
 from workers.options import WorkerOptions
 from workers.sampler import Sampler
@@ -42,8 +43,6 @@ Report = Callable[[str, float], None]
 _CPU_KV_BYTES = 512 << 20
 _USEFUL_TOKENS = 256
 """A pool that cannot hold a sequence of this many tokens is of no use."""
-_WORKING_BYTES = 64 << 20
-"""What a step needs beside weights and pool, at least."""
 _NUMERICS_VERSION = "1"
 """Raise it when the same inputs should give other tokens than before."""
 
@@ -106,30 +105,29 @@ def build_model_engine(options: WorkerOptions, report: Report) -> Engine:
     report("reading", 0.0)
     artefacts = load_artefacts(options.model, revision=options.revision, download_dir=options.download_dir)
     config = ModelConfig.from_dict(artefacts.config)
-    context = _context(options, config)
     device = resolve_device(options.device)
     source = _open(artefacts, config, options, device)
-    blocks = _plan_memory(options, config, source.dtype, device, context)
-    checkpoint = source.load(lambda done: report("decoding", done))
+    shape = _plan_shape(options, config, source.dtype, device)
+    content = content_id(source.files, cache_directory())
+    checkpoint = source.load(content, lambda done: report("decoding", done))
     backend = TorchReference(
         config,
         checkpoint,
         dtype=source.dtype,
         device=device,
-        context=context,
+        context=shape.context,
         progress=lambda done: report("loading", done),
     )
-    shape = _pool_shape(options, config, device, context, blocks)
-    backend.allocate_kv(blocks, options.block_size)
+    backend.allocate_kv(shape.num_blocks, shape.block_size)
     report("warming up", 0.0)
     backend.warm_up(shape.max_tokens_per_step, shape.max_slots)
     description = EngineDescription(
         shape=shape,
-        numerics_digest=_numerics_digest(config, source.content, backend, options),
+        numerics_digest=_numerics_digest(config, content, backend, options),
         tokenizer_digest=artefacts.tokenizer_digest(),
         backend=backend.name,
     )
-    _log.info("%s: %s, %d KV blocks of %d", artefacts.name, backend.name, blocks, options.block_size)
+    _log.info("%s: %s, %d KV blocks of %d", artefacts.name, backend.name, shape.num_blocks, shape.block_size)
     report("ready", 1.0)
     return ModelEngine(backend, Sampler(shape.max_slots, shape.vocab_size, device), description)
 
@@ -139,26 +137,25 @@ class _Source:
     """An opened checkpoint and what it will be computed in."""
 
     dtype: torch.dtype
-    content: bytes
-    load: Callable[[Callable[[float], None]], Checkpoint]
-    """Given a progress callback, the checkpoint; decodes a GGUF file that was not decoded before."""
+    files: list[Path]
+    load: Callable[[bytes, Callable[[float], None]], Checkpoint]
+    """Given the name of the content and a progress callback; decodes a GGUF file that was not decoded before."""
 
 
 def _open(artefacts: Artefacts, config: ModelConfig, options: WorkerOptions, device: torch.device) -> _Source:
-    cache = cache_directory()
-    if artefacts.weights.is_dir():
-        files = safetensors_files(artefacts.weights)
-        checkpoint = SafetensorsCheckpoint(files)
-        check_tensors(config, checkpoint.shapes(), artefacts.weights)
-        dtype = resolve_dtype(
-            options.dtype, gguf=False, named=config.dtype, stored=checkpoint.stored_dtype(), device=device
+    path = artefacts.weights
+    if not path.is_dir():
+        dtype = resolve_dtype(options.dtype, gguf=True, named="", stored=torch.float32, device=device)
+        cache = cache_directory()
+        return _Source(
+            dtype, [path], lambda content, progress: open_gguf(path, config, dtype, content, cache, progress)
         )
-        return _Source(dtype, content_id(files, cache), lambda _: checkpoint)
-    dtype = resolve_dtype(options.dtype, gguf=True, named="", stored=torch.float32, device=device)
-    content = content_id([artefacts.weights], cache)
-    return _Source(
-        dtype, content, lambda progress: open_gguf(artefacts.weights, config, dtype, content, cache, progress)
-    )
+    files = safetensors_files(path)
+    checkpoint = SafetensorsCheckpoint(files)
+    check_tensors(config, checkpoint.shapes(), path)
+    stored = checkpoint.stored_dtype()
+    dtype = resolve_dtype(options.dtype, gguf=False, named=config.dtype, stored=stored, device=device)
+    return _Source(dtype, files, lambda content, progress: checkpoint)
 
 
 def _context(options: WorkerOptions, config: ModelConfig) -> int:
@@ -171,51 +168,43 @@ def _context(options: WorkerOptions, config: ModelConfig) -> int:
     return options.max_model_len
 
 
-def _plan_memory(
-    options: WorkerOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, context: int
-) -> int:
-    """Number of KV blocks; raises ModelDoesNotFit when weights and pool exceed the memory."""
-    weights = weight_bytes(config, dtype)
-    block = config.kv_bytes_per_token(dtype.itemsize) * options.block_size
-    needed_blocks = -(-min(context, _USEFUL_TOKENS) // options.block_size)
-    if device.type == "cuda":
-        bound, where = gpu_memory(device, options.gpu_memory_utilization), f"on {device} is left"
-        wanted = bound - weights - _WORKING_BYTES
-    else:
-        bound, where = available_memory(), "of memory is available"
-        wanted = min(_CPU_KV_BYTES, bound - weights - _WORKING_BYTES)
-    if options.kv_cache_memory is not None:
-        wanted = options.kv_cache_memory
-        needed_blocks = max(1, wanted // block)
-        if wanted < block:
-            raise ModelDoesNotFit(f"a KV pool of {human_bytes(wanted)} holds no block of {human_bytes(block)}")
-    if weights + needed_blocks * block + _WORKING_BYTES > bound:
-        raise ModelDoesNotFit(
-            f"the model does not fit: weights {human_bytes(weights)} and a KV pool of at least "
-            f"{human_bytes(needed_blocks * block)} are needed, {human_bytes(bound)} {where}"
-        )
-    most = _max_slots(options, device) * -(-(context + 1) // options.block_size)
-    return max(needed_blocks, min(wanted // block, most))
-
-
-def _max_slots(options: WorkerOptions, device: torch.device) -> int:
-    return options.max_num_seqs or (256 if device.type == "cuda" else 64)
-
-
-def _pool_shape(
-    options: WorkerOptions, config: ModelConfig, device: torch.device, context: int, blocks: int
-) -> PoolShape:
-    slots = _max_slots(options, device)
-    tokens = options.max_num_batched_tokens or (8192 if device.type == "cuda" else 512)
+def _plan_shape(options: WorkerOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PoolShape:
+    """Size the tables and the KV pool; raises ModelDoesNotFit when weights and pool exceed the memory."""
+    on_cuda = device.type == "cuda"
+    context = _context(options, config)
+    slots = options.max_num_seqs or (256 if on_cuda else 64)
+    tokens = max(options.max_num_batched_tokens or (8192 if on_cuda else 512), slots)
+    needs = MemoryNeeds(
+        weights=weight_bytes(config, dtype),
+        step=working_bytes(config, tokens, slots),
+        block=config.kv_bytes_per_token(dtype.itemsize) * options.block_size,
+        least_blocks=-(-min(context, _USEFUL_TOKENS) // options.block_size),
+    )
+    bound = gpu_memory(device, options.gpu_memory_utilization) if on_cuda else available_memory()
+    most_blocks = slots * -(-(context + 1) // options.block_size)
     return PoolShape(
-        num_blocks=blocks,
+        num_blocks=_num_blocks(options, needs, bound, bound if on_cuda else _CPU_KV_BYTES, most_blocks),
         block_size=options.block_size,
         max_slots=slots,
-        max_tokens_per_step=max(tokens, slots),
+        max_tokens_per_step=tokens,
         max_ids_per_row=1,
         vocab_size=config.vocab_size,
         context=context,
     )
+
+
+def _num_blocks(options: WorkerOptions, needs: MemoryNeeds, bound: int, default: int, most_blocks: int) -> int:
+    """KV blocks of a pool of the size asked for, else of ``default`` bytes or what ``bound`` leaves."""
+    if options.kv_cache_memory is None:
+        wanted = min(default, needs.left(bound))
+        needs.check(bound, needs.least_blocks)
+        return max(needs.least_blocks, min(wanted // needs.block, most_blocks))
+    blocks = options.kv_cache_memory // needs.block
+    if not blocks:
+        pool, block = human_bytes(options.kv_cache_memory), human_bytes(needs.block)
+        raise ModelDoesNotFit(f"a KV pool of {pool} holds no block: {options.block_size} tokens take {block}")
+    needs.check(bound, blocks)
+    return blocks
 
 
 def _numerics_digest(config: ModelConfig, content: bytes, backend: Backend, options: WorkerOptions) -> bytes:

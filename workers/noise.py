@@ -49,6 +49,8 @@ LN2_LOW = -2.12194440e-4
 LARGEST = 16.64
 """No noise is larger, nor smaller than SMALLEST."""
 SMALLEST = -2.82
+ROUGHNESS = 1e-3
+"""Far more than a library's logarithm and ours can differ by in a score that may win."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _SQRT_HALF_BITS = 0x3F3504F3
@@ -61,8 +63,8 @@ def keys(seeds: UInt64Array, positions: npt.NDArray[np.int64]) -> npt.NDArray[np
     return np.ascontiguousarray(key).astype("<u8").view("<i4").reshape(-1, 2)
 
 
-def noise(row_keys: Tensor, tokens: Tensor) -> Tensor:
-    """fp32 [rows, tokens] for keys int32 [rows, 2] and token ids int32 [tokens] or [rows, tokens].
+def uniform(row_keys: Tensor, tokens: Tensor) -> Tensor:
+    """u, fp32 [rows, tokens], for keys int32 [rows, 2] and token ids int32 [tokens] or [rows, tokens].
 
     torch has no unsigned 32-bit arithmetic: int32 products wrap the same, shifts are masked.
     """
@@ -73,8 +75,17 @@ def noise(row_keys: Tensor, tokens: Tensor) -> Tensor:
     x ^= _shifted(x, 15)
     x *= _signed(0x846CA68B)
     x ^= _shifted(x, 16)
-    u = (_shifted(x, 8) | 1).to(torch.float32).mul_(2.0**-24)
+    return _shifted(x, 8).bitwise_or_(1).to(torch.float32).mul_(2.0**-24)
+
+
+def gumbel(u: Tensor) -> Tensor:
+    """The noise of u."""
     return ln(ln(u).neg_()).neg_()
+
+
+def rough_gumbel(u: Tensor) -> Tensor:
+    """The noise of u to within ROUGHNESS, by the library's logarithm, which is faster; u is used up."""
+    return u.log_().neg_().log_().neg_()
 
 
 def ln(a: Tensor) -> Tensor:

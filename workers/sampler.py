@@ -24,6 +24,10 @@ from workers.slots import BoolArray, Int32Array, SlotTable
 
 _CANDIDATES = 1024
 """Largest logits looked at before a whole row is sorted."""
+_FINALISTS = 8
+"""Tokens of the largest rough scores whose exact noise is computed."""
+_NOISE_AT_ONCE = 1 << 17
+"""Values of noise made at once: they stay in a core's cache."""
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -146,12 +150,32 @@ class Sampler:
         whole = np.flatnonzero(~cut)
         if len(whole):
             rows = self._tensor(whole)
-            ids[rows] = (noise.noise(keys[rows], self._tokens) + scaled[rows]).argmax(dim=-1)
+            ids[rows] = _draw_from_all(scaled[rows], keys[rows], self._tokens)
         some = np.flatnonzero(cut)
         if len(some):
             rows = self._tensor(some)
             ids[rows] = _draw_from_top(scaled[rows], keys[rows], top_k[some], top_p[some])
         return ids
+
+
+def _draw_from_all(scaled: Tensor, keys: Tensor, tokens: Tensor) -> Tensor:
+    """Draw from whole rows; ids int64 [rows].
+
+    The exact noise costs some fifty passes over the vocabulary, so a rough one picks finalists and the exact one
+    decides between them. Where a margin cannot rule the others out, the exact noise is taken for all.
+    """
+    drawn = []
+    at_once = max(1, _NOISE_AT_ONCE // scaled.shape[1])
+    finalists = min(_FINALISTS, scaled.shape[1])
+    for part, part_keys in zip(torch.split(scaled, at_once), torch.split(keys, at_once), strict=True):
+        u = noise.uniform(part_keys, tokens)
+        rough, ids = noise.rough_gumbel(u.clone()).add_(part).topk(finalists, dim=-1)
+        best = _lowest_of_best(part.gather(1, ids) + noise.gumbel(u.gather(1, ids)), ids)
+        if finalists < scaled.shape[1]:
+            for row in torch.nonzero(rough[:, -1] >= rough[:, 0] - 2 * noise.ROUGHNESS)[:, 0].tolist():
+                best[row] = (part[row] + noise.gumbel(u[row])).argmax()
+        drawn.append(best)
+    return torch.cat(drawn)
 
 
 def _draw_from_top(scaled: Tensor, keys: Tensor, top_k: npt.NDArray[np.int64], top_p: Float32Array) -> Tensor:
@@ -207,8 +231,13 @@ def _support(values: Tensor, scaled: Tensor, most: Tensor, mass: Tensor) -> tupl
 
 
 def _best(values: Tensor, ids: Tensor, kept: Tensor, keys: Tensor) -> Tensor:
-    """Argmax of value + noise over what is kept, the lowest id of equals."""
-    scores = (noise.noise(keys, ids.to(torch.int32)) + values).masked_fill(~kept, -torch.inf)
+    """Argmax of value + noise over what is kept."""
+    scores = noise.gumbel(noise.uniform(keys, ids.to(torch.int32))).add_(values)
+    return _lowest_of_best(scores.masked_fill_(~kept, -torch.inf), ids)
+
+
+def _lowest_of_best(scores: Tensor, ids: Tensor) -> Tensor:
+    """The id of each row's largest score, the lowest of equals: [rows, n], [rows, n] → [rows]."""
     winners = scores == scores.amax(dim=-1, keepdim=True)
     return ids.masked_fill(~winners, torch.iinfo(ids.dtype).max).amin(dim=-1)
 

@@ -49,7 +49,7 @@ def reference_ln(a: np.float32) -> np.float32:
 
 def _noise(seeds: list[int], positions: list[int], tokens: list[int]) -> torch.Tensor:
     keys = torch.from_numpy(noise.keys(np.array(seeds, dtype=np.uint64), np.array(positions, dtype=np.int64)))
-    return noise.noise(keys, torch.tensor(tokens, dtype=torch.int32))
+    return noise.gumbel(noise.uniform(keys, torch.tensor(tokens, dtype=torch.int32)))
 
 
 def test_noise_is_the_documented_function_bit_by_bit() -> None:
@@ -77,6 +77,11 @@ def test_noise_is_bounded_and_within_an_ulp_or_two_of_the_logarithm() -> None:
     a = torch.rand(100_000, generator=torch.Generator().manual_seed(0)) * 40 + 1e-6
     exact = torch.log(a.double())
     assert ((noise.ln(a).double() - exact).abs() <= 2.5e-7 * exact.abs().clamp(min=1e-3)).all()
+
+
+def test_the_rough_noise_is_as_near_as_it_says() -> None:
+    u = torch.cat((torch.arange(1, 4000, 2), torch.arange(2**24 - 4001, 2**24, 2))).float() * 2.0**-24
+    assert (noise.rough_gumbel(u.clone()) - noise.gumbel(u)).abs().max() < noise.ROUGHNESS / 10
 
 
 def test_noise_has_the_moments_of_gumbel_over_tokens_positions_and_seeds() -> None:

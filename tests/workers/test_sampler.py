@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from protocol.requests import Sampling
 from protocol.worker import RowStatus
 from tests.workers.model_rig import DEVICES
-from workers.sampler import Sampled, Sampler
+from workers import noise
+from workers.sampler import Sampled, Sampler, _draw_from_all
 from workers.slots import PoolShape, SlotParameters, SlotTable
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -182,6 +183,16 @@ def test_the_support_is_found_beyond_the_largest_thousand() -> None:
         found = set(np.flatnonzero(draws(logits, 60, **parameters)).tolist())
         assert found <= support
         assert len(found) > 40
+
+
+def test_ties_of_the_rough_noise_are_decided_by_the_exact_one() -> None:
+    tokens = torch.arange(4096, dtype=torch.int32)
+    keys = torch.from_numpy(noise.keys(np.arange(6, dtype=np.uint64), np.arange(6)))
+    exact = noise.gumbel(noise.uniform(keys, tokens))
+    # Logits that undo the noise but for less than the roughness: more than the finalists are within it.
+    jitter = torch.rand(exact.shape, generator=torch.Generator().manual_seed(0)) * noise.ROUGHNESS
+    for logits in (jitter - exact, torch.zeros_like(exact)):
+        assert torch.equal(_draw_from_all(logits, keys, tokens), (logits + exact).argmax(dim=-1))
 
 
 def test_penalties_follow_openai_and_ctrl() -> None:

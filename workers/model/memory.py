@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from workers.engine import ModelDoesNotFit
 from workers.model.checkpoint import EMBEDDING, HEAD, expected_shapes
 from workers.model.config import ModelConfig
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMINFO = Path("/proc/meminfo")
+_ATTENTION_BYTES = 192 << 20
+"""Scores, weights and gathered K and V of the largest tile group."""
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """Bytes that running a model takes."""
+
+    weights: int
+    step: int
+    """Beside weights and pool, while a step runs."""
+    block: int
+    """One KV block."""
+    least_blocks: int
+    """A smaller pool is of no use."""
+
+    def left(self, bound: int) -> int:
+        """What ``bound`` leaves for the pool."""
+        return bound - self.weights - self.step
+
+    def check(self, bound: int, blocks: int) -> None:
+        """Raise ModelDoesNotFit when a pool of so many blocks exceeds ``bound``."""
+        if blocks * self.block > self.left(bound):
+            raise ModelDoesNotFit(
+                f"the model does not fit: weights of {human_bytes(self.weights)}, {human_bytes(self.step)} for a step "
+                f"and a KV pool of {human_bytes(blocks * self.block)} are needed, {human_bytes(bound)} are available"
+            )
 
 
 def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
@@ -33,10 +62,18 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize + head
 
 
+def working_bytes(config: ModelConfig, max_tokens: int, max_rows: int) -> int:
+    """Bytes a step takes beside weights and pool, about: activations of its tokens, attention, logits and sampling."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    per_token = 4 * (4 * config.hidden_size + 4 * config.intermediate_size + 6 * heads * config.head_dim)
+    per_row = 4 * 3 * config.vocab_size
+    return max_tokens * per_token + max_rows * per_row + _ATTENTION_BYTES
+
+
 def human_bytes(count: float) -> str:
     """ "538 MiB", "12.3 GiB"."""
     if count < 1 << 30:
-        return f"{max(0.0, count) / (1 << 20):.0f} MiB"
+        return f"{count / (1 << 20):.0f} MiB"
     return f"{count / (1 << 30):.1f} GiB"
 
 

@@ -115,7 +115,8 @@ def build_model_engine(options: WorkerOptions, report: Report) -> Engine:
         checkpoint,
         dtype=source.dtype,
         device=device,
-        context=shape.context,
+        # A plan may run on for a step or two past the end it does not know of yet.
+        positions=shape.context + 2 * shape.max_ids_per_row,
         progress=lambda done: report("loading", done),
     )
     backend.allocate_kv(shape.num_blocks, shape.block_size)

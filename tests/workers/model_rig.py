@@ -102,7 +102,7 @@ def directory_backend(
         SafetensorsCheckpoint(safetensors_files(directory)),
         dtype=dtype,
         device=torch.device(device),
-        context=config.context,
+        positions=config.context,
         progress=ignore_progress,
     )
     backend.allocate_kv(num_blocks, BLOCK)

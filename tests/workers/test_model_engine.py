@@ -139,6 +139,13 @@ def test_a_chunk_that_does_not_sample_reports_nan_at_once(engine: Engine) -> Non
     assert (results.status.tolist(), results.counts.tolist()) == ([RowStatus.NAN], [0])
 
 
+def test_a_plan_may_run_past_the_end_of_the_context(directory: Path) -> None:
+    rows = EngineRows(_build(directory, kv_cache_memory=1 << 20, max_model_len=32))
+    rows.start([_prompt(1, 32)])
+    results = rows.run()
+    assert (results.status.tolist(), len(rows.output(0))) == ([RowStatus.OK], 2)
+
+
 def test_a_step_without_rows_is_a_step(engine: Engine) -> None:
     results = EngineRows(engine).run()
     assert (len(results.counts), len(results.ids)) == (0, 0)

@@ -42,7 +42,7 @@ class TorchReference:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        context: int,
+        positions: int,
         progress: Callable[[float], None],
     ) -> None:
         self._config, self._dtype, self._device = config, dtype, device
@@ -54,7 +54,7 @@ class TorchReference:
                 self._make_linear,
                 dtype=dtype,
                 device=device,
-                context=context,
+                positions=positions,
                 progress=progress,
             )
         self._pool: KVPool | None = None

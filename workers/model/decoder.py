@@ -61,7 +61,7 @@ class Decoder:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        context: int,
+        positions: int,
         progress: Callable[[float], None],
     ) -> None:
         self.config = config
@@ -76,7 +76,7 @@ class Decoder:
         head = EMBEDDING if config.tied_embeddings else HEAD
         self.head = loader.linear([head], dtype=torch.float32)
         factors = checkpoint.tensor(ROPE_FACTORS) if ROPE_FACTORS in checkpoint.shapes() else None
-        cos, sin = rope_tables(inverse_frequencies(config.rope, config.head_dim, factors), context)
+        cos, sin = rope_tables(inverse_frequencies(config.rope, config.head_dim, factors), positions)
         self.cos, self.sin = cos.to(device), sin.to(device)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:

@@ -71,10 +71,10 @@ def working_bytes(config: ModelConfig, max_tokens: int, max_rows: int) -> int:
 
 
 def human_bytes(count: float) -> str:
-    """ "538 MiB", "12.3 GiB"."""
-    if count < 1 << 30:
-        return f"{count / (1 << 20):.0f} MiB"
-    return f"{count / (1 << 30):.1f} GiB"
+    """Such as 17 KiB, 538 MiB, 12.3 GiB."""
+    if count < 1 << 20:
+        return f"{max(0.0, count) / (1 << 10):.0f} KiB"
+    return f"{count / (1 << 20):.0f} MiB" if count < 1 << 30 else f"{count / (1 << 30):.1f} GiB"
 
 
 def _meminfo_available(path: Path) -> int:

@@ -29,12 +29,12 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, factors: Tensor | None 
     return frequencies
 
 
-def rope_tables(frequencies: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """cos and sin for positions 0 … context - 1, fp32 [context, 2 * len(frequencies)].
+def rope_tables(frequencies: Tensor, positions: int) -> tuple[Tensor, Tensor]:
+    """cos and sin for positions from 0 on, fp32 [positions, 2 * len(frequencies)].
 
     sin is negated in the first half, so that rotating is ``x * cos + swap_halves(x) * sin``.
     """
-    angles = torch.outer(torch.arange(context, dtype=torch.float32), frequencies)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 

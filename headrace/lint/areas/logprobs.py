@@ -134,7 +134,7 @@ def offsets(session: Session) -> None:
         if starts != sorted(starts) or starts[0] != 0:
             raise Wrong(f"text_offset is {starts}", answer.exchange)
         for start, token in zip(starts, arrays["tokens"], strict=True):
-            plain = "\ufffd" not in token and not token.startswith("bytes:") and not token.startswith("<")
+            plain = "\ufffd" not in token and not token.startswith(("bytes:", "<", "\\x"))
             if plain and answer.text[start : start + len(token)] not in (token, ""):
                 raise Wrong(f"{token!r} is not at {start}", answer.exchange)
 

@@ -112,6 +112,9 @@ def render(session: Session) -> None:
     counted = accepted(tokenize(session, messages=MESSAGES))
     if ids != _ids(counted):
         raise Wrong("other ids than tokenize has", counted, exchange)
+    texts = [value for value in body.values() if isinstance(value, list) and len(value) == len(ids)]
+    if not any(all(isinstance(entry, str) for entry in value) for value in texts):
+        raise Wrong("no text per token", exchange)
     if "template" not in exchange.reply.body.decode("utf-8", "replace"):
         raise Wrong("the template is not named", exchange)
 

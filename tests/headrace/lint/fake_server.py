@@ -298,7 +298,16 @@ class Handler(BaseHTTPRequestHandler):
         fields, _ = read(data, RENDER, self.server.quirks)
         self._check_model(fields)
         ids = self._chat_prompt(fields)
-        self._json(200, {"prompt": model.decode(ids), "token_ids": ids, "template": "default", "count": len(ids)})
+        self._json(
+            200,
+            {
+                "prompt": model.decode(ids),
+                "token_ids": ids,
+                "token_texts": list(map(model.name, ids)),
+                "template": "default",
+                "count": len(ids),
+            },
+        )
 
     def _stream(self, events: Iterator[bytes]) -> None:
         quirks = self.server.quirks

@@ -8,26 +8,40 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from frontend.cors import Cors
 from frontend.envelope import Envelope
-from frontend.routes import COUNTED, add_routes
+from frontend.guard import Guard
+from frontend.keys import KeyRing
+from frontend.routes import add_routes
 from frontend.service import Frontend
 
 
-def create_app(frontend: Frontend) -> ASGIApp:
-    """The application; its lifespan holds the session with the scheduler."""
+def create_app(frontend: Frontend, ring: KeyRing | None = None) -> ASGIApp:
+    """The application; its lifespan holds the session with the scheduler. ``ring`` None: no key is asked for."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with frontend.running():
             yield
 
-    app = FastAPI(
+    settings = frontend.settings
+    routes = FastAPI(
         title="headrace",
         lifespan=lifespan,
         # Bodies are declared as msgspec structs, which the framework's own schema does not see.
         openapi_url=None,
         redirect_slashes=False,
-        root_path=frontend.settings.root_path,
+        root_path=settings.root_path,
     )
-    add_routes(app, frontend)
-    return Envelope(app, frontend, frozenset(COUNTED))
+    add_routes(routes, frontend)
+    app: ASGIApp = Guard(
+        routes,
+        ring,
+        root_path=settings.root_path,
+        metrics_public=settings.metrics_public,
+        docs_public=settings.docs == "public",
+        on_error=lambda error: frontend.metrics.errors.labels(error.code or "none").inc(),
+    )
+    if settings.cors_origins:
+        app = Cors(app, settings.cors_origins)
+    return Envelope(app, frontend)

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import re
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from frontend.errors import ApiError
+from frontend.route_table import OTHER_ROUTE, route_of, route_path
 from frontend.service import Frontend
 
-OTHER_ROUTE = "other"
 _REQUEST_ID = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,254}[\x21-\x7e])?")
 
 
-class Envelope:
-    """Wraps the application. ``routes`` are the paths counted by name; all others count as one."""
+def error_response(error: ApiError) -> Response:
+    """An error as its client gets it."""
+    return Response(error.body(), error.status, error.headers, media_type="application/json")
 
-    def __init__(self, app: ASGIApp, frontend: Frontend, routes: frozenset[str]) -> None:
+
+class Envelope:
+    """Wraps the application."""
+
+    def __init__(self, app: ASGIApp, frontend: Frontend) -> None:
         self._app = app
         self._frontend = frontend
-        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -29,15 +35,15 @@ class Envelope:
             return
         metrics = self._frontend.metrics
         route = self._route_of(scope)
-        extra = [
-            (b"x-request-id", _request_id(scope) or f"req-{self._frontend.new_id()}".encode()),
-            (b"x-headrace-frontend", self._frontend.settings.name.encode("latin-1", "replace")),
-        ]
+        request_id = (b"x-request-id", _request_id(scope) or f"req-{self._frontend.new_id()}".encode())
+        named = (b"x-headrace-frontend", self._frontend.settings.name.encode("latin-1", "replace"))
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 closing = [(b"connection", b"close")] if self._frontend.draining else []
-                message = {**message, "headers": [*message["headers"], *extra, *closing]}
+                given: list[tuple[bytes, bytes]] = message["headers"]
+                identity = [] if any(name == b"x-request-id" for name, _ in given) else [request_id]
+                message = {**message, "headers": [*given, *identity, named, *closing]}
                 metrics.http_requests.labels(route, str(message["status"])).inc()
             await send(message)
 
@@ -45,12 +51,9 @@ class Envelope:
             await self._app(scope, receive, send_named)
 
     def _route_of(self, scope: Scope) -> str:
-        path: str = scope["path"].removeprefix(self._frontend.settings.root_path)
-        if path in self._routes:
-            return path
-        if f"/v1{path}" in self._routes:
-            return f"/v1{path}"
-        return "/v1/models/{id}" if path.startswith("/v1/models/") else OTHER_ROUTE
+        """The name a request is counted under: a route's own path, or one name for all that is no route."""
+        spec = route_of(route_path(scope, self._frontend.settings.root_path))
+        return OTHER_ROUTE if spec is None else spec.path
 
 
 def _request_id(scope: Scope) -> bytes | None:

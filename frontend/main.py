@@ -8,7 +8,9 @@ import socket
 import sys
 
 from frontend.app import create_app
-from frontend.server import FrontendServer
+from frontend.keys import KeyFileError, KeyRing, key_ring
+from frontend.metrics_server import MetricsServer
+from frontend.server import FrontendServer, TlsError
 from frontend.service import Frontend
 from frontend.settings import FrontendSettings
 from frontend.text.errors import TemplateError
@@ -50,6 +52,8 @@ class FrontendProcess:
         self.lease.report("starting")
         try:
             check_address(settings.scheduler, NullSecurity(settings.insecure_sockets))
+            ring = key_ring(settings.api_key_digests, settings.api_key_file, settings.prefix_share)
+            _check_tls(settings)
             listener = _listener(settings)
             frontend = Frontend(
                 settings,
@@ -57,16 +61,26 @@ class FrontendProcess:
                 on_ready=lambda: self.lease.report("ready"),
                 on_refused=self._refused,
             )
-        except (AddressError, ArtefactError, TemplateError, OSError) as error:
+            self._frontend = frontend
+            self._server = self._made_server(frontend, ring)
+        except (AddressError, ArtefactError, KeyFileError, TemplateError, TlsError, OSError) as error:
             return self._failed(str(error))
-        self._frontend = frontend
-        self._server = FrontendServer(create_app(frontend), frontend, on_drain=lambda: self.lease.report("draining"))
         if self._lost:
             return 0
         gc.collect()
         gc.freeze()
         self._server.run(sockets=[listener])
         return 1 if self._server.fatal else 0
+
+    def _made_server(self, frontend: Frontend, ring: KeyRing | None) -> FrontendServer:
+        """Raises TlsError, and OSError when the metrics port is taken."""
+        settings = frontend.settings
+        metrics = None
+        if settings.metrics_port >= 0:
+            metrics = MetricsServer(frontend, _listen(settings.metrics_host, settings.metrics_port))
+        return FrontendServer(
+            create_app(frontend, ring), frontend, metrics=metrics, on_drain=lambda: self.lease.report("draining")
+        )
 
     def _failed(self, reason: str) -> int:
         """Say why, in one line: to the supervisor, or to the person who started this process."""
@@ -99,12 +113,25 @@ def _artefacts(settings: FrontendSettings) -> Artefacts:
     return load_artefacts(settings.model, revision=settings.revision, download_dir=settings.download_dir, weights=False)
 
 
+def _check_tls(settings: FrontendSettings) -> None:
+    """A server that was meant to be encrypted never serves in the clear. Raises TlsError."""
+    if (settings.ssl_keyfile or settings.ssl_ca_certs or settings.ssl_cert_reqs) and not settings.ssl_certfile:
+        raise TlsError("--ssl-keyfile, --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile")
+    if settings.ssl_cert_reqs and not settings.ssl_ca_certs:
+        raise TlsError("--ssl-cert-reqs needs --ssl-ca-certs: whose client certificates are good")
+
+
 def _listener(settings: FrontendSettings) -> socket.socket:
     """The inherited socket, or a new one. Raises OSError."""
     if settings.fd >= 0:
         return socket.socket(fileno=settings.fd)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    return _listen(settings.host, settings.port)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Raises OSError that says where."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise OSError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

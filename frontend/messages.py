@@ -10,7 +10,7 @@ from typing import Any
 from frontend import errors
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Part type → the key that holds its text."""
 
 
@@ -52,7 +52,7 @@ def _check_part(part: object, path: str) -> None:
     kind = part.get("type")
     if kind is None:
         raise errors.missing(f"{path}.type")
-    key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
         shown = kind[:64] if isinstance(kind, str) else type(kind).__name__
         raise errors.unsupported(f"{path}.type", f"Content parts of type '{shown}' are not supported; send text.")

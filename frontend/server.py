@@ -10,12 +10,16 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
+import ssl
 from collections.abc import Callable, Generator
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from frontend import errors
+from frontend.http_protocol import protocol_for
+from frontend.metrics_server import MetricsServer
 from frontend.service import Frontend
 from frontend.settings import FrontendSettings
 
@@ -25,11 +29,25 @@ LAST_WORDS_SECONDS = 2.0
 """For error events to reach their clients once the drain limit is over."""
 
 
+class TlsError(ValueError):
+    """Certificates that cannot be used; one line."""
+
+
 class FrontendServer(uvicorn.Server):
     """uvicorn with draining in place of its own signal handling."""
 
-    def __init__(self, app: ASGIApp, frontend: Frontend, on_drain: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        frontend: Frontend,
+        *,
+        metrics: MetricsServer | None = None,
+        on_drain: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Raises TlsError."""
         super().__init__(config_of(app, frontend.settings))
+        self._metrics = metrics
+        self._serving_metrics: asyncio.Task[None] | None = None
         self.fatal = False
         """What ends this server is an error, not a wish."""
         self._frontend = frontend
@@ -50,6 +68,17 @@ class FrontendServer(uvicorn.Server):
             for number in caught:
                 self._loop.remove_signal_handler(number)
             self._loop = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._metrics is not None:
+            self._serving_metrics = asyncio.create_task(self._metrics.run_until_told())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self._metrics is not None and self._serving_metrics is not None:
+            self._metrics.should_exit = True
+            await self._serving_metrics
 
     def stop(self) -> None:
         """Drain; called again, end at once. In the event loop."""
@@ -81,13 +110,13 @@ class FrontendServer(uvicorn.Server):
 
 
 def config_of(app: ASGIApp, settings: FrontendSettings) -> uvicorn.Config:
-    """uvicorn's configuration; logging is left as the process set it up."""
-    return uvicorn.Config(
+    """uvicorn's configuration; logging is left as the process set it up. Raises TlsError."""
+    config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=protocol_for(settings),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -95,4 +124,17 @@ def config_of(app: ASGIApp, settings: FrontendSettings) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=round(settings.keep_alive),
         timeout_graceful_shutdown=round(LAST_WORDS_SECONDS),
+        ssl_certfile=settings.ssl_certfile or None,
+        ssl_keyfile=settings.ssl_keyfile or None,
+        ssl_ca_certs=settings.ssl_ca_certs or None,
+        ssl_cert_reqs=settings.ssl_cert_reqs,
     )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise TlsError(f"TLS cannot be used: {_tls_files(settings)}: {error}") from error
+    return config
+
+
+def _tls_files(settings: FrontendSettings) -> str:
+    return ", ".join(filter(None, (settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs)))

@@ -1,0 +1,134 @@
+"""HTTP/1.1 on one connection: uvicorn's protocol, with bounds on a request's head and errors in the one error body."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from frontend.errors import ApiError
+from frontend.settings import FrontendSettings
+
+HEAD_SECONDS = 30.0
+"""For the whole head of a request, once its first byte is there."""
+_LINE_EXTRA = 4
+"""Bytes around a header's name and value: colon, space, line end."""
+
+
+class HeadTooLarge(Exception):
+    """The request line and headers are more than a request may have."""
+
+
+def protocol_for(settings: FrontendSettings) -> type[HttpToolsProtocol]:
+    """The protocol class of a server; uvicorn makes its instances, so what it should know is in the class."""
+
+    class Protocol(BoundedProtocol):
+        max_head = settings.max_header_bytes
+        frontend_name = settings.name
+
+    return Protocol
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    max_head: int
+    """Bytes of request line and headers."""
+    frontend_name: str
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = False
+        self._head_bytes = 0
+        """Of complete headers and the request line so far."""
+        self._unfinished_bytes = 0
+        """Of whole reads that ended inside a head, which the parser keeps until a header is complete."""
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head(self.timeout_keep_alive)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_no_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        within = self._in_head
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._in_head and within:
+            self._unfinished_bytes += len(data)
+            if self._unfinished_bytes > self.max_head:
+                self._refuse(_too_large(self.max_head))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = self._unfinished_bytes = 0
+        self._expect_head(HEAD_SECONDS)
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Also trailers of a chunked body, which count on.
+        self._count(len(name) + len(value) + _LINE_EXTRA)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._expect_no_head()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn for whatever the parser could not go on with."""
+        if self._head_bytes > self.max_head:
+            self._refuse(_too_large(self.max_head))
+        else:
+            self._refuse(ApiError(400, "This is not HTTP/1.1 as servers read it.", code="invalid_http"))
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self.max_head:
+            raise HeadTooLarge  # ends the parser's run, which uvicorn answers with send_400_response
+
+    def _expect_head(self, seconds: float) -> None:
+        self._expect_no_head()
+        self._head_timer = self.loop.call_later(seconds, self._head_overdue)
+
+    def _expect_no_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_overdue(self) -> None:
+        if self._in_head:
+            self._refuse(ApiError(408, "The request's headers took too long.", headers={"x-should-retry": "false"}))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer, unless an earlier request on this connection is being answered, and close."""
+        self._expect_no_head()
+        if self.cycle is None or self.cycle.response_complete:
+            body = error.body()
+            headers = {
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                "connection": "close",
+                "x-request-id": f"req-{secrets.token_hex(12)}",
+                "x-headrace-frontend": self.frontend_name,
+                **error.headers,
+            }
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            self.transport.write(STATUS_LINE[error.status] + lines.encode("latin-1", "replace") + b"\r\n" + body)
+        self.transport.close()
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(431, f"The request line and headers are larger than {limit} bytes.", code="headers_too_large")

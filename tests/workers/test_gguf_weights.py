@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ import torch
 from torch import Tensor
 
 from headrace.gguf_metadata import read_metadata
-from tests.workers.model_rig import ignore_progress, tiny_llama
+from tests.workers.model_rig import LLAMA3_ROPE, ignore_progress, tiny_llama
 from workers.model.checkpoint import ROPE_FACTORS, Checkpoint
-from workers.model.config import ModelConfig
+from workers.model.config import ModelConfig, RopeConfig
 from workers.model.dequantise import SUPPORTED, dequantise
 from workers.model.errors import ModelError
 from workers.model.gguf_checkpoint import GgufCheckpoint, open_gguf
+from workers.model.rope import inverse_frequencies
 
 SCALES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2)}
 SCALES |= {"Q6_K": (208,)}
@@ -58,6 +60,31 @@ def test_names_row_order_and_scaling_come_back(tmp_path: Path) -> None:
     for name, tensor in expected.items():
         assert torch.equal(checkpoint.tensor(name), tensor), name
     assert torch.equal(checkpoint.tensor(ROPE_FACTORS), torch.from_numpy(factors))
+
+
+def test_factors_in_the_file_scale_as_llama3_does() -> None:
+    rope = ModelConfig.from_dict(tiny_llama(rope_parameters=LLAMA3_ROPE).config.to_dict()).rope
+    plain = inverse_frequencies(RopeConfig(theta=rope.theta), 64)
+    scaled = inverse_frequencies(rope, 64)
+    factors = _llama_cpp_factors(plain)
+    assert factors[0] == 1 and factors[-1] == 8 and ((factors > 1) & (factors < 8)).any()
+    torch.testing.assert_close(inverse_frequencies(RopeConfig(theta=rope.theta), 64, factors), scaled)
+
+
+def _llama_cpp_factors(frequencies: Tensor) -> Tensor:
+    """What llama.cpp's converter writes as rope_freqs.weight for LLAMA3_ROPE."""
+    factor, low, high, original = 8.0, 1.0, 4.0, 64
+    factors = []
+    for frequency in frequencies.tolist():
+        wavelength = 2 * math.pi / frequency
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return torch.tensor(factors)
 
 
 def test_a_decoded_file_is_kept_whole_private_and_by_precision(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
     "biases": {"attention_bias": True, "mlp_bias": True},
 }
-BOUND = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+BOUND = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 LENGTH = 200
 
 
@@ -38,7 +38,7 @@ def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", list(BOUND), ids=["fp32", "fp16", "bf16"])
 def test_logits_equal_transformers_whole_chunked_and_decoding(
     oracle: tuple[Path, Tensor, Tensor], dtype: torch.dtype, device: str
 ) -> None:

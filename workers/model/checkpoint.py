@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -151,7 +150,6 @@ def _file_digest(file: Path, cache: Path) -> bytes:
     if kept.is_file() and len(digest := kept.read_bytes()) == 16:
         return digest
     with file.open("rb") as data:
-        os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         digest = hashlib.file_digest(data, lambda: hashlib.blake2b(digest_size=16)).digest()
     try:
         publish_file(kept, digest)

@@ -78,10 +78,12 @@ def human_bytes(count: float) -> str:
 
 
 def _meminfo_available(path: Path) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 1 << 62  # not Linux: nothing to go by
+    available = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return int(available.split()[1]) * 1024 if available else 1 << 62
 
 
 def _cgroup_left(root: Path) -> int:

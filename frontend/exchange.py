@@ -29,7 +29,7 @@ class Exchange:
     """Scope, receive and send of one request."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._scope = scope
+        self.scope = scope
         self._receive = receive
         self._send = send
         self.committed = False
@@ -37,7 +37,7 @@ class Exchange:
 
     def header(self, name: bytes) -> str | None:
         """A request header; ``name`` in lower case."""
-        for key, value in self._scope["headers"]:
+        for key, value in self.scope["headers"]:
             if key == name:
                 return bytes(value).decode("latin-1")
         return None

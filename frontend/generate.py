@@ -1,27 +1,29 @@
 """The life of one request: read, check, wait for a model, tokenise, submit, answer in either transport.
 
-Both transports read the same ``ChoiceStream``; the non-streaming answer is its fold.
+Both transports read the same ``AnswerStream``; the non-streaming answer is its fold.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from frontend import fields, shapes
-from frontend.choice import ChoiceStream, Delta
+from frontend import delivery, fields
+from frontend.answers import Answer, Details
+from frontend.delivery import StreamDelivery, StreamOptions, Timing
 from frontend.errors import ApiError
 from frontend.exchange import JSON_HEADERS, STREAM_HEADERS, ClientGone, Exchange
+from frontend.guard import caller_of
+from frontend.prompts import skips_special
 from frontend.requests import CommonFields
+from frontend.scores import Speller
 from frontend.service import Frontend
-from frontend.shapes import Answer, Ending, Usage, Whole
 
-STALL_SECONDS = 0.25
-"""A chunk that takes longer to leave has waited for its client."""
+REQUEST_ID = "x-request-id"
 
 
 @dataclass(frozen=True)
@@ -29,21 +31,8 @@ class Route:
     """What differs between the routes."""
 
     request: type[CommonFields]
-    answer: Callable[[str, int, str, str], Answer]
+    answer: Callable[[str, int, str, str, Details], Answer]
     id_prefix: str
-
-
-@dataclass
-class Timing:
-    """Seconds of one answer, for the metrics."""
-
-    began: float
-    first: float = 0.0
-    last: float = 0.0
-
-    @classmethod
-    def start(cls) -> Timing:
-        return cls(time.perf_counter())
 
 
 class Generation(Response):
@@ -53,7 +42,8 @@ class Generation(Response):
         super().__init__()
         self._frontend = frontend
         self._route = route
-        self._timing = Timing.start()
+        self._timing = Timing(frontend.metrics)
+        self._began = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -64,76 +54,55 @@ class Generation(Response):
             self._frontend.metrics.disconnects.inc()
 
     async def _answer(self, exchange: Exchange, body: bytes) -> None:
+        request, ignored = await self._frontend.read(body, self._route.request)
+        headers = {"x-ignored-fields": fields.ignored_header(ignored)} if ignored else {}
+        if request.request_id is not None and exchange.header(REQUEST_ID.encode()) is None:
+            headers[REQUEST_ID] = request.request_id
+        try:
+            await self._generate(exchange, request, headers)
+        except ApiError as error:
+            error.headers.update(headers)
+            raise
+
+    async def _generate(self, exchange: Exchange, request: CommonFields, headers: dict[str, str]) -> None:
         frontend = self._frontend
-        request, ignored = await frontend.read(body, self._route.request)
-        prepared = await frontend.prepare(request)
-        headers = _notes(ignored, prepared.notes)
-        with frontend.open(prepared) as choice:
+        deadline = None if request.timeout is None else self._began + request.timeout
+        prepared = await frontend.prepare(request, caller=caller_of(exchange.scope), deadline=deadline)
+        headers = {**headers, **prepared.notes}
+        with frontend.open(prepared, request) as stream:
             answer = self._route.answer(
-                f"{self._route.id_prefix}-{frontend.new_id()}", int(time.time()), frontend.name, prepared.fingerprint
+                f"{self._route.id_prefix}-{frontend.new_id()}",
+                int(time.time()),
+                frontend.name,
+                prepared.fingerprint,
+                self._details(request),
             )
-            await choice.first()
-            self._timing.first = self._timing.last = time.perf_counter()
-            frontend.metrics.ttft.observe(self._timing.first - self._timing.began)
             if request.stream:
-                await exchange.start(200, {**STREAM_HEADERS, **headers})
-                await self._stream(exchange, answer, choice, with_usage=request.wants_usage())
+                headers = {**STREAM_HEADERS, **headers}
+                options = self._stream_options(request)
+                await StreamDelivery(exchange, stream, answer, options, self._timing, headers).run()
             else:
-                whole = await self._fold(choice)
-                done = answer.whole([whole], _usage(choice, whole.ending))
+                done = await delivery.fold(stream, answer, self._timing)
                 await exchange.respond(200, {**JSON_HEADERS, **headers}, done)
 
-    async def _fold(self, choice: ChoiceStream) -> Whole:
-        parts: list[str] = []
-        while True:
-            delta = await choice.next()
-            self._count(delta)
-            parts.append(delta.text)
-            if delta.ending is not None:
-                return Whole("".join(parts), delta.ending)
+    def _details(self, request: CommonFields) -> Details:
+        as_ids = request.return_tokens_as_token_ids
+        if as_ids is None:
+            as_ids = self._frontend.settings.return_tokens_as_token_ids
+        return Details(
+            Speller(self._frontend.token_bytes, skip_special=skips_special(request), as_ids=as_ids),
+            alternatives=request.alternatives(),
+            prompt_alternatives=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
+            token_ids=bool(request.return_token_ids),
+            service_tier=request.service_tier is not None,
+        )
 
-    async def _stream(self, exchange: Exchange, answer: Answer, choice: ChoiceStream, *, with_usage: bool) -> None:
-        """Send the events in the contract's order; an error from here on is an event too."""
-        opening = answer.opening(0)
-        chunk = answer.text_chunk(0)
-        try:
-            if opening:
-                await exchange.send(opening)
-            while True:
-                delta = await choice.next()
-                self._count(delta)
-                if delta.ending is not None:
-                    break
-                await exchange.send(chunk.event(delta.text))
-                if time.perf_counter() - self._timing.last > STALL_SECONDS:
-                    self._frontend.metrics.stalls.inc()
-        except ApiError as error:
-            self._frontend.metrics.errors.labels(error.code or "none").inc()
-            await exchange.send(shapes.event(error.body()) + shapes.DONE, more=False)
-            return
-        tail = answer.last(0, delta.text, delta.ending)
-        if with_usage:
-            tail += answer.usage(_usage(choice, delta.ending))
-        await exchange.send(tail + shapes.DONE, more=False)
-
-    def _count(self, delta: Delta) -> None:
-        """Account for the tokens of a delta, and for the whole answer with the last one."""
-        metrics, timing = self._frontend.metrics, self._timing
-        now = time.perf_counter()
-        if delta.tokens and timing.last != timing.first:
-            metrics.gaps.observe(now - timing.last, delta.tokens)
-        timing.last = now
-        if delta.ending is None:
-            return
-        metrics.successes.labels(delta.ending.finish_reason).inc()
-        metrics.e2e.observe(now - timing.began)
-        if delta.ending.completion_tokens > 1:
-            metrics.tpot.observe((now - timing.first) / (delta.ending.completion_tokens - 1))
-
-
-def _notes(ignored: list[str], notes: Mapping[str, str]) -> dict[str, str]:
-    return {"x-ignored-fields": fields.ignored_header(ignored), **notes} if ignored else dict(notes)
-
-
-def _usage(choice: ChoiceStream, ending: Ending) -> Usage:
-    return Usage.of(choice.prompt_tokens, ending.completion_tokens, choice.cached_tokens)
+    def _stream_options(self, request: CommonFields) -> StreamOptions:
+        settings, given = self._frontend.settings, request.stream_options
+        return StreamOptions(
+            usage=settings.force_include_usage or request.wants_usage(),
+            continuous_usage=given is not None and bool(given.continuous_usage_stats),
+            separate_finish=settings.separate_finish_chunk,
+            early_commit=settings.early_commit,
+            ping_interval=settings.ping_interval,
+        )

@@ -6,14 +6,20 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from frontend import errors
-from frontend.requests import MAX_STOP_BYTES, CommonFields
+from frontend.requests import CommonFields
+from protocol.ids import hash64
+from protocol.packing import pack_u32
 from protocol.requests import Sampling
 
 NumberT = TypeVar("NumberT", int, float)
 
 NEARLY_ZERO = 1e-6
 """top_p 0 means "the most likely token only"; on the wire top_p is above 0."""
+BIAS = np.dtype([("id", "<u4"), ("bias", "<f4")])
+"""One entry of ``Sampling.logit_bias``."""
 
 
 @dataclass(frozen=True)
@@ -60,25 +66,40 @@ class StopRules:
     """The client's stop_token_ids: stop_reason names them."""
     end_ids: frozenset[int] = frozenset()
     """The model's end tokens; empty under ignore_eos."""
+    show_stop: bool = False
+    """What stopped the output is part of it."""
 
     @property
     def ids(self) -> frozenset[int]:
         return self.client_ids | self.end_ids
 
 
-def budget(request: CommonFields, *, prompt: int, context: int, default: int | None, where: str, param: str) -> Budget:
-    """The output limit within the context. Raises ApiError for a prompt that fills it, or a limit of 0.
+def budget(
+    request: CommonFields,
+    *,
+    prompt: int,
+    context: int,
+    default: int | None,
+    where: str,
+    param: str,
+    strict: bool = False,
+) -> Budget:
+    """The output limit within the context.
 
-    ``default`` is the limit without one from the client; None is the rest of the context.
+    ``default`` is the limit without one from the client; None is the rest of the context. Raises ApiError for a prompt
+    that fills the context, for a limit of 0 unless the prompt is echoed as text, and when ``strict`` for a limit that
+    the context has no room for.
     """
     field, asked = request.output_limit()
-    if asked == 0:
-        raise errors.invalid_value(
-            field, f"Invalid value for '{field}': expected at least 1, or -1 for no limit, got 0."
-        )
+    if asked == 0 and where == "messages":
+        raise errors.invalid_value(field, f"Invalid value for '{field}': expected at least 1, or -1 for none, got 0.")
+    if asked == 0 and not request.echo:
+        raise errors.invalid_value(field, f"Invalid value for '{field}': 0 is only for a prompt with 'echo', got 0.")
     room = context - prompt
-    if room < 1:
+    if room < (asked != 0):
         raise errors.context_exceeded(context, prompt, asked or 0, where=where, param=param)
+    if strict and asked is not None and asked > room:
+        raise errors.context_exceeded(context, prompt, asked, where=where, param=field)
     wanted = asked if asked is not None else default if default is not None else room
     limit = min(wanted, room)
     least = request.min_tokens or 0
@@ -89,8 +110,10 @@ def budget(request: CommonFields, *, prompt: int, context: int, default: int | N
     return Budget(limit, clamped=asked is not None and asked > room)
 
 
-def sampling(request: CommonFields, defaults: Defaults, *, vocabulary: int) -> Sampling:
-    """The sampling parameters on the wire."""
+def sampling(
+    request: CommonFields, defaults: Defaults, *, vocabulary: int, bad_words: tuple[bytes, ...] = ()
+) -> Sampling:
+    """The sampling parameters on the wire, of a request that was checked."""
     top_k = _or(request.top_k, defaults.top_k)
     return Sampling(
         temperature=_or(request.temperature, defaults.temperature),
@@ -101,21 +124,12 @@ def sampling(request: CommonFields, defaults: Defaults, *, vocabulary: int) -> S
         frequency_penalty=_or(request.frequency_penalty, 0.0),
         repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
         min_tokens=_or(request.min_tokens, 0),
+        logprobs=request.alternatives(),
+        prompt_logprobs=request.scores_prompt(),
+        logit_bias=_packed_biases(request.logit_bias or {}),
+        allowed_ids=pack_u32(sorted(set(request.allowed_token_ids or ()))),
+        bad_words=bad_words,
     )
-
-
-def check_stops(request: CommonFields, *, vocabulary: int) -> None:
-    """Raise ApiError for stop ids outside the vocabulary and stop strings that are too long."""
-    for at, token in enumerate(request.stop_token_ids or ()):
-        if token >= vocabulary:
-            param = f"stop_token_ids[{at}]"
-            raise errors.invalid_value(
-                param, f"Invalid value for '{param}': expected a token id below {vocabulary}, got {token}."
-            )
-    for at, string in enumerate(request.stop_strings()):
-        if len(string.encode()) > MAX_STOP_BYTES:
-            param = f"stop[{at}]"
-            raise errors.invalid_value(param, f"Invalid value for '{param}': expected at most {MAX_STOP_BYTES} bytes.")
 
 
 def stop_rules(request: CommonFields, end_ids: tuple[int, ...], *, max_tokens: int) -> StopRules:
@@ -126,12 +140,21 @@ def stop_rules(request: CommonFields, end_ids: tuple[int, ...], *, max_tokens: i
         strings=tuple(request.stop_strings()),
         client_ids=frozenset(request.stop_token_ids or ()),
         end_ids=frozenset() if request.ignore_eos else frozenset(end_ids),
+        show_stop=bool(request.include_stop_str_in_output),
     )
 
 
-def seed_of(request: CommonFields) -> int:
-    """The client's seed as a u64, or one drawn now."""
-    return secrets.randbits(64) if request.seed is None else request.seed % 2**64
+def seeds(request: CommonFields) -> tuple[int, ...]:
+    """One seed for each choice of a prompt: from the client's as a u64, or from one drawn now."""
+    first = secrets.randbits(64) if request.seed is None else request.seed % 2**64
+    return (first, *(hash64(first, index) for index in range(1, request.choices)))
+
+
+def _packed_biases(biases: dict[str, float]) -> bytes:
+    pairs = np.empty(len(biases), dtype=BIAS)
+    pairs["id"] = [int(token) for token in biases]
+    pairs["bias"] = list(biases.values())
+    return pairs.tobytes()
 
 
 def _or(value: NumberT | None, default: NumberT) -> NumberT:

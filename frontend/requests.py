@@ -14,28 +14,44 @@ from frontend.fields import Inert, Refused, Synonyms
 
 Meta = msgspec.Meta
 
+MAX_N = 128
+MAX_PROMPTS = 128
+MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_STOP_BYTES = 256
 """Of one stop string, in UTF-8."""
 MAX_STOP_IDS = 1024
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_ALLOWED_IDS = 2**18
+MAX_SALT = 128
+MAX_REQUEST_ID = 256
+MAX_TIMEOUT = 7 * 24 * 3600.0
+"""Seconds."""
+PRINTABLE = r"^[\x21-\x7e][\x20-\x7e]*$"
+"""What may stand in a header as it is; the final line break that the pattern lets through is refused apart."""
 
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_BYTES)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 StopIds = Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)]
 OutputLimit = Annotated[int, Meta(ge=-1)]
-"""-1 is no limit of the client's; 0 is refused where the budget is made, with a message of its own."""
+"""-1 is no limit of the client's; what 0 means is decided where the budget is made."""
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 RepetitionPenalty = Annotated[float, Meta(gt=0.0, le=100.0)]
+Alternatives = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_BYTES)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
     """``stream_options``."""
 
     include_usage: bool | None = None
+    """One last chunk with the usage."""
+    continuous_usage_stats: bool | None = None
+    """The running usage in every chunk."""
     include_obfuscation: Annotated[bool | None, Inert()] = None
-    continuous_usage_stats: Annotated[Any, Refused(neutral=(False,))] = None
 
 
 class CommonFields(msgspec.Struct, kw_only=True, frozen=True):
@@ -59,11 +75,38 @@ class CommonFields(msgspec.Struct, kw_only=True, frozen=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[RepetitionPenalty | None, Synonyms(("repeat_penalty",))] = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_BIASES)] | None = None
+    """Token id → what is added to its logit, -100 … 100."""
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_ALLOWED_IDS)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    """Texts that the output never completes, as their tokens alone or after a space."""
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    best_of: int | None = None
+    """Only as another word for n."""
+
+    # What is told besides the text.
+    prompt_logprobs: Alternatives | None = None
+    echo: bool | None = None
+    return_token_ids: Annotated[bool | None, Synonyms(("return_tokens",))] = None
+    return_tokens_as_token_ids: bool | None = None
+    """Logprobs name tokens ``token_id:N``."""
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: Annotated[bool | None, Synonyms(("no_stop_trim",))] = None
+
+    # How the prompt is made.
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    """Only the last so many tokens of the prompt; -1 is as many as the context has room for."""
+    cache_salt: Annotated[str, Meta(max_length=MAX_SALT)] | None = None
+    """Only prompts with the same salt share cached prefixes."""
 
     # How it is delivered.
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
+    timeout: Annotated[float, Meta(gt=0.0, le=MAX_TIMEOUT)] | None = None
+    """Seconds from the request's arrival to the end of its answer."""
+    request_id: Annotated[str, Meta(max_length=MAX_REQUEST_ID, pattern=PRINTABLE)] | None = None
 
     # Cannot change tokens.
     user: Annotated[str | None, Inert()] = None
@@ -76,24 +119,9 @@ class CommonFields(msgspec.Struct, kw_only=True, frozen=True):
     verbosity: Annotated[str | None, Inert()] = None
 
     # Not offered.
-    best_of: Annotated[Any, Refused(neutral=(1,))] = None
     use_beam_search: Annotated[Any, Refused(neutral=(False,))] = None
 
     # Not offered yet.
-    n: Annotated[Any, Refused(neutral=(1,))] = None
-    prompt_logprobs: Annotated[Any, Refused()] = None
-    echo: Annotated[Any, Refused(neutral=(False,))] = None
-    logit_bias: Annotated[Any, Refused()] = None
-    bad_words: Annotated[Any, Refused()] = None
-    allowed_token_ids: Annotated[Any, Refused()] = None
-    include_stop_str_in_output: Annotated[Any, Refused(neutral=(False,)), Synonyms(("no_stop_trim",))] = None
-    skip_special_tokens: Annotated[Any, Refused(neutral=(True,))] = None
-    return_token_ids: Annotated[Any, Refused(neutral=(False,)), Synonyms(("return_tokens",))] = None
-    return_tokens_as_token_ids: Annotated[Any, Refused(neutral=(False,))] = None
-    truncate_prompt_tokens: Annotated[Any, Refused()] = None
-    cache_salt: Annotated[Any, Refused(neutral=("",))] = None
-    request_id: Annotated[Any, Refused()] = None
-    timeout: Annotated[Any, Refused()] = None
     response_format: Annotated[Any, Refused(neutral=({"type": "text"},))] = None
     structured_outputs: Annotated[Any, Refused()] = None
     guided_json: Annotated[Any, Refused()] = None
@@ -105,6 +133,19 @@ class CommonFields(msgspec.Struct, kw_only=True, frozen=True):
     def stop_strings(self) -> list[str]:
         """``stop`` as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return 1 if self.n is None else self.n
+
+    def alternatives(self) -> int:
+        """Likeliest tokens told beside each output token; -1 for no logprobs at all."""
+        raise NotImplementedError
+
+    def scores_prompt(self) -> int:
+        """Likeliest tokens told beside each prompt token; -1 for no logprobs of the prompt."""
+        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
 
     def output_limit(self) -> tuple[str, int | None]:
         """The field that limits the output, and its value; None when the client set none."""
@@ -124,11 +165,12 @@ class ChatRequest(CommonFields, kw_only=True, frozen=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    add_special_tokens: Annotated[Any, Refused(neutral=(False,))] = None
-    chat_template: Annotated[Any, Refused()] = None
-    documents: Annotated[Any, Refused()] = None
-    logprobs: Annotated[Any, Refused(neutral=(False,))] = None
-    top_logprobs: Annotated[Any, Refused(neutral=(0,))] = None
+    chat_template: str | None = None
+    """Refused unless the server was started with --trust-request-chat-template."""
+    documents: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+
     modalities: Annotated[Any, Refused(neutral=(["text"],))] = None
     audio: Annotated[Any, Refused()] = None
     web_search_options: Annotated[Any, Refused()] = None
@@ -140,6 +182,9 @@ class ChatRequest(CommonFields, kw_only=True, frozen=True):
     reasoning_effort: Annotated[Any, Refused()] = None
     include_reasoning: Annotated[Any, Refused(neutral=(True,)), Synonyms(("separate_reasoning",))] = None
 
+    def alternatives(self) -> int:
+        return (self.top_logprobs or 0) if self.logprobs else -1
+
     def output_limit(self) -> tuple[str, int | None]:
         if self.max_completion_tokens is None:
             return super().output_limit()
@@ -150,7 +195,13 @@ class CompletionRequest(CommonFields, kw_only=True, frozen=True):
     """POST /v1/completions."""
 
     prompt: str | list[Any]
-    """A string or a list of token ids; lists of prompts are refused for now."""
-    add_special_tokens: Annotated[Any, Refused(neutral=(True,))] = None
-    logprobs: Annotated[Any, Refused()] = None
+    """A string, a list of token ids, or a list of either."""
+    logprobs: Alternatives | None = None
     suffix: Annotated[Any, Refused(neutral=("",))] = None
+
+    def alternatives(self) -> int:
+        return -1 if self.logprobs is None else self.logprobs
+
+    def scores_prompt(self) -> int:
+        echoed = self.alternatives() if self.echo else -1
+        return max(echoed, super().scores_prompt())

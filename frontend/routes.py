@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from frontend import docs_page, openapi, page, probes, token_routes
-from frontend.shapes import ChatAnswer, CompletionAnswer
+from frontend.answers import ChatAnswer, CompletionAnswer
 from frontend.envelope import error_response
 from frontend.errors import ApiError
 from frontend.generate import Generation, Route

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from frontend import errors
-from frontend.feed import ID_BYTES, Cancelled, Feed, Submission
+from frontend.feed import ID_BYTES, Cancelled, Feed, PromptScores, Submission
 from frontend.open_choices import ContradictoryFrame, OpenChoices
 from protocol import codec
 from protocol.frontend import (
@@ -200,7 +200,9 @@ class SchedulerClient:
 
     def submit(self, submission: Submission, seeds: Sequence[int]) -> list[Feed]:
         """Open one choice per seed, admitted or rejected as one."""
-        feeds = [Feed(submission, seed) for seed in seeds]
+        alternatives = submission.sampling.prompt_logprobs
+        scores = PromptScores(submission.prompt_tokens, alternatives) if alternatives >= 0 else None
+        feeds = [Feed(submission, seed, scores) for seed in seeds]
         rids = [self._open.enter(feed) for feed in feeds]
         if self._session and self._registered:
             self._credit = Credit(
@@ -213,13 +215,16 @@ class SchedulerClient:
             self._give_up_later()
         return feeds
 
-    def cancel(self, feed: Feed) -> None:
-        """Want no more of a choice: abort it unless it has ended."""
-        if feed.end is not None:
+    def cancel(self, *feeds: Feed) -> None:
+        """Want no more of these choices: abort those that have not ended."""
+        running = [feed for feed in feeds if feed.end is None]
+        if not running:
             return
-        self._open.end(feed, Cancelled())
-        self._send(Abort((feed.rid,)))
-        feed.notify()
+        for feed in running:
+            self._open.end(feed, Cancelled())
+        self._send(Abort(tuple(feed.rid for feed in running)))
+        for feed in running:
+            feed.notify()
 
     def fail_all(self, error: errors.ApiError) -> None:
         """End every open choice with an error, and abort it."""
@@ -237,7 +242,8 @@ class SchedulerClient:
             if feed.submissions:
                 self._resubmitted[cause] += 1
             feed.submissions += 1
-            self._send(feed.submission.submit((feed.choice(rid),)))
+            score_prompt = feed.scores is not None and not feed.scores.complete
+            self._send(feed.submission.submit((feed.choice(rid),), score_prompt=score_prompt))
 
     def _send(self, message: Any) -> None:
         # False means that the session is over: whatever is open is submitted again in the next one.
@@ -268,6 +274,7 @@ class SchedulerClient:
 
     def _opened(self, session: int, welcome: Welcome) -> None:
         self._session = session
+        self._open.forget_dead()
         self.draining = False
         self._credit = welcome.credit
         self._registered = False
@@ -349,6 +356,7 @@ class SchedulerClient:
         for rid in reject.rids:
             feed = self._open.get(rid)
             if feed is None:
+                self._open.rejected(rid)
                 continue
             if reject.code in _PASSING and feed.submissions > 1:
                 feed.refused_since = now if feed.refused_since is None else feed.refused_since
@@ -357,6 +365,7 @@ class SchedulerClient:
                     self._loop.call_later(delay, self._retry, rid)
                     continue
             self._open.end(feed, _error_of(reject))
+            self._open.rejected(rid)
             touched[feed] = None
 
     def _retry(self, rid: int) -> None:

@@ -6,16 +6,18 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from frontend import errors, fields, generation
-from frontend.choice import ChoiceStream
+from frontend.answer_stream import AnswerStream
+from frontend.keys import ANYONE, Caller
 from frontend.metrics import Metrics
 from frontend.prepare import Prepared, Preparer
 from frontend.requests import CommonFields
 from frontend.scheduler_client import ClientOptions, SchedulerClient
 from frontend.settings import FrontendSettings
-from frontend.text.detokenizer import Detokenizer, TokenBytes
+from frontend.text.detokenizer import TokenBytes
 from frontend.text.templates import ChatTemplate, read_override
 from headrace.artefacts import Artefacts
 from protocol.link import LinkTimes
@@ -57,12 +59,11 @@ class Frontend:
         """Turns of the event loop, for those who watch that it turns."""
         self.token_bytes = TokenBytes.from_tokenizer(artefacts.tokenizer())
         self.preparer = Preparer(
+            settings,
             artefacts,
             _template(settings, artefacts),
+            self.token_bytes,
             defaults=_defaults(settings, artefacts),
-            template_kwargs=settings.default_chat_template_kwargs,
-            max_model_len=settings.max_model_len,
-            threads=settings.tokenizer_threads,
         )
         self.client = SchedulerClient(
             ClientOptions(
@@ -131,26 +132,33 @@ class Frontend:
                 log.info("request field ignored: %s", fields.ignored_header([name]))
         return request, ignored
 
-    async def prepare(self, request: CommonFields) -> Prepared:
-        """Everything up to the Submit; held while scheduler or model are not there. Raises ApiError."""
+    async def prepare(
+        self, request: CommonFields, *, caller: Caller = ANYONE, deadline: float | None = None
+    ) -> Prepared:
+        """Everything up to the Submit; held while scheduler or model are not there.
+
+        ``deadline`` as ``time.monotonic`` has it. Raises ApiError.
+        """
         if self.draining:
             raise errors.unavailable("This server is shutting down.")
         if self.preparing >= self.settings.max_preparing:
             raise errors.overloaded("Too many requests are waiting here; try again later.")
         self.preparing += 1
         try:
-            model = await self.client.available()
-            self.client.check_credit()
-            ids = await self.preparer.in_pool(lambda: self.preparer.prompt_ids(request))
-            return self.preparer.finish(request, ids, model)
+            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+                model = await self.client.available()
+                self.client.check_credit()
+                return await self.preparer.in_pool(
+                    lambda: self.preparer.prepare(request, model, caller=caller, deadline=deadline)
+                )
+        except TimeoutError as error:
+            raise errors.timed_out("The deadline passed before the request could be submitted.") from error
         finally:
             self.preparing -= 1
 
-    def open(self, prepared: Prepared) -> ChoiceStream:
-        """Submit, and read the choice that comes of it."""
-        (feed,) = self.client.submit(prepared.submission, prepared.seeds)
-        detokenizer = Detokenizer(self.token_bytes, continues_text=prepared.continues_text)
-        return ChoiceStream(feed, prepared.rules, detokenizer, self.client.cancel)
+    def open(self, prepared: Prepared, request: CommonFields) -> AnswerStream:
+        """Submit, and read what comes of it."""
+        return AnswerStream(self.client, prepared, request, self.token_bytes)
 
     def new_id(self) -> str:
         """A fresh id for an answer or a request."""
@@ -164,7 +172,14 @@ class Frontend:
 
 def _template(settings: FrontendSettings, artefacts: Artefacts) -> ChatTemplate:
     override = read_override(settings.chat_template) if settings.chat_template else None
-    template = ChatTemplate(artefacts, override)
+    template = ChatTemplate(
+        artefacts,
+        override,
+        content_format=None
+        if settings.chat_template_content_format == "auto"
+        else settings.chat_template_content_format,
+        trust_contents=settings.allow_special_tokens_in_content,
+    )
     template.check()
     return template
 

@@ -59,6 +59,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """finish_reason always rides on an empty delta."""
     early_commit: float = 10.0
     """A stream's status is sent this long after admission even when no token is there yet."""
+    ping_interval: float = 15.0
+    """A comment keeps a committed stream alive after so long without a chunk."""
     scheduler_grace: float = 30.0
     """How long requests are held while no scheduler or model is there."""
     peer_timeout: float = 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import NewType
 
@@ -48,3 +49,12 @@ Digest = NewType("Digest", bytes)
 def random_u64() -> int:
     """A u64 that no other process will draw; never 0, so that 0 can mean "none yet"."""
     return secrets.randbits(64) or 1
+
+
+def hash64(*values: int) -> int:
+    """A u64 that depends on every one of some u64s and on nothing else: blake2b-64 of their little-endian bytes.
+
+    Choice i of a prompt has the seed ``hash64(seed, i)``, choice 0 the seed itself.
+    """
+    data = b"".join(value.to_bytes(8, "little") for value in values)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -63,15 +63,49 @@ class Detokenizer:
     library's byte-fallback decoder writes one for every byte of the whole run, valid characters included.
 
     `continues_text`: the sequence follows a raw prompt, so the space the decoder would take off the start of a text
-    stays.
+    stays. `prompt_tail`: bytes at the end of the prompt that do not form a character yet. When the sequence completes
+    it, the whole character is the beginning of the text; when it does not, the tail shows as U+FFFD if `echoed`, the
+    prompt being shown too, and not at all otherwise.
     """
 
-    def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True, continues_text: bool = False) -> None:
+    def __init__(
+        self,
+        tokens: TokenBytes,
+        *,
+        skip_special_tokens: bool = True,
+        continues_text: bool = False,
+        prompt_tail: bytes = b"",
+        echoed: bool = False,
+    ) -> None:
+        self._every = tokens.every
         self._table = tokens.visible if skip_special_tokens else tokens.every
         self._skipped = tokens.special if skip_special_tokens else frozenset()
-        self._decode = _utf8_decoder("replace").decode
+        self._decoder = _utf8_decoder("replace")
+        self._decode: Callable[..., str] = self._decoder.decode
         self._strip = 0 if continues_text else tokens.strip_start
         self._first_spaceless = tokens.first_spaceless and not continues_text
+        self._echoed = echoed
+        self._tail = prompt_tail
+        self._after_tail = b""
+        if prompt_tail:
+            self._decode = self._decode_after_tail
+
+    @staticmethod
+    def incomplete_end(data: bytes) -> bytes:
+        """The bytes at the end of `data` that may yet become a character."""
+        decoder = _utf8_decoder("replace")
+        decoder.decode(data)
+        return decoder.getstate()[0]
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes of an incomplete character are held back."""
+        return bool(self._after_tail or self._decoder.getstate()[0])
+
+    @property
+    def leading_spaces(self) -> int | None:
+        """How many spaces the next visible token loses at its start; None for all of its spaces."""
+        return None if self._first_spaceless else self._strip
 
     def push(self, ids: Sequence[int]) -> str:
         """The new text that `ids` complete; ids outside the vocabulary are ignored."""
@@ -85,9 +119,30 @@ class Detokenizer:
         text = self._decode(data)
         return self._stripped(text) if self._strip and text else text
 
+    def spell(self, index: int) -> str:
+        """The new text of one id that is shown even when it is special."""
+        data = self._every[index] if index < len(self._every) else b""
+        return self._decode(data)
+
     def flush(self) -> str:
         """The end of the text: U+FFFD for bytes that never became a character."""
         return self._decode(b"", True)
+
+    def _decode_after_tail(self, data: bytes, final: bool = False) -> str:
+        """Decode the first character, which the prompt may have begun."""
+        self._after_tail += data
+        if not self._after_tail and not (final and self._echoed):
+            return ""
+        decoder = _utf8_decoder("replace")
+        text = decoder.decode(self._tail + self._after_tail, final)
+        if not text:
+            return ""
+        if not self._echoed and not text[0].encode().startswith(self._tail):
+            decoder = _utf8_decoder("replace")
+            text = decoder.decode(self._after_tail, final)
+        self._after_tail = b""
+        self._decoder, self._decode = decoder, decoder.decode
+        return text
 
     def _drop_first_spaces(self, ids: Sequence[int]) -> bytes:
         """The bytes of `ids`, without any space in the first token that is not skipped."""

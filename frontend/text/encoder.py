@@ -22,15 +22,18 @@ class PromptEncoder:
 
     def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A raw prompt, with BOS before it and EOS after it where the model wants them; never two BOS."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        if not add_special_tokens:
-            return ids
+        ids = self._encode(text)
+        return self.with_special_tokens(ids) if add_special_tokens else ids
+
+    def with_special_tokens(self, ids: list[int]) -> list[int]:
+        """The same ids with BOS before them and EOS after them, where the model wants them; never two BOS."""
         special = self._special
-        if special.add_bos and special.bos_id is not None and ids[:1] != [special.bos_id]:
-            ids.insert(0, special.bos_id)
+        made = list(ids)
+        if special.add_bos and special.bos_id is not None and made[:1] != [special.bos_id]:
+            made.insert(0, special.bos_id)
         if special.add_eos and special.eos_id is not None:
-            ids.append(special.eos_id)
-        return ids
+            made.append(special.eos_id)
+        return made
 
     def encode_rendered(self, text: str, protected: Spans = ()) -> list[int]:
         """A rendered template, which writes its own special tokens. Inside `protected` they are text."""

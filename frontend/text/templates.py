@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Rendered:
     protected: Spans
     """Where special-token text is text only."""
     template: str
-    """Name of the template: "default", "tool_use", …; "override" for one from the command line."""
+    """Its name: "default", "tool_use", …; "override" for one from the command line, "request" for a request's own."""
 
 
 def read_override(value: str) -> str:
@@ -86,7 +87,8 @@ class ChatTemplate:
         content_format: ContentFormat | None = None,
         trust_contents: bool = False,
     ) -> None:
-        environment = ChatEnvironment(clock, limits or RenderLimits())
+        self._environment = ChatEnvironment(clock, limits or RenderLimits())
+        environment = self._environment
         sources = {"override": override} if override else artefacts.chat_templates
         self._templates = {name: _Template(environment, name, source) for name, source in sources.items()}
         self._special_names: dict[str, Any] = dict(artefacts.special.names)
@@ -104,6 +106,12 @@ class ChatTemplate:
     def encoder(self) -> PromptEncoder:
         """The encoder for raw prompts of the same model."""
         return self._encoder
+
+    def replaced(self, source: str) -> ChatTemplate:
+        """The same with one other template, such as a request's own; the encoder is shared."""
+        other = copy.copy(self)
+        other._templates = {"request": _Template(self._environment, "request", source)}
+        return other
 
     def source(self, name: str) -> str:
         """The text of a template by the name `Rendered.template` gives."""
@@ -172,7 +180,7 @@ class ChatTemplate:
         return Rendered(text, protected, template.name)
 
     def _choose(self, tools: list[dict[str, Any]] | None) -> _Template:
-        for name in ("override", "tool_use" if tools else "", "default"):
+        for name in ("request", "override", "tool_use" if tools else "", "default"):
             if name in self._templates:
                 return self._templates[name]
         if self._templates:

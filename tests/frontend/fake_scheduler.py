@@ -6,6 +6,7 @@ stopped) unless a script breaks them on purpose, and it knows nothing of blocks,
 
 from __future__ import annotations
 
+import math
 import queue
 import socket
 import threading
@@ -15,6 +16,7 @@ from itertools import cycle
 from typing import Any
 
 import msgspec
+import numpy as np
 import zmq
 
 from protocol import codec
@@ -28,6 +30,7 @@ from protocol.frontend import (
     Limits,
     ModelInfo,
     ModelUp,
+    PromptLogprobs,
     Reject,
     RejectCode,
     Started,
@@ -35,6 +38,7 @@ from protocol.frontend import (
     Welcome,
 )
 from protocol.ids import random_u64
+from protocol.logprobs import pack_records
 from protocol.packing import pack_u8, pack_u32, pack_u64, unpack_u32
 from protocol.session import Ping, Pong, Unwelcome
 from protocol.transport import NullSecurity, Transport
@@ -60,6 +64,14 @@ class Script:
     cached: int = 0
     skip_frame_at: int | None = None
     """The first frame that would start at this index or later is lost, once."""
+    deadline_at: int | None = None
+    """Index at which the scheduler finds the deadline passed."""
+    admit: bool = True
+    """False leaves the choice in the queue for ever."""
+    prompt_cuts: Sequence[int] = ()
+    """Where prefill chunks end, for the logprobs of the prompt."""
+    scores_prompt: bool = True
+    """False breaks the promise of prompt logprobs."""
 
     @classmethod
     def text(cls, text: str | bytes, *, eos: int | None = 258, **options: Any) -> Script:
@@ -200,11 +212,26 @@ class FakeScheduler:
             rids = tuple(choice.rid for choice in submit.choices)
             self._send(peer, Reject(rids, script.reject, "rejected by script", script.retry_after_ms))
             return
+        if not script.admit:
+            return
         for choice in submit.choices:
             stops = frozenset(unpack_u32(submit.stop_ids).tolist())
             self.jobs[choice.rid] = Job(peer, choice.rid, script, submit, len(choice.resume) // 4, stops)
             started = (Started(choice.rid, GROUP, script.cached),)
             self._send(peer, Frame(GROUP, 0, started=started))
+            if submit.sampling.prompt_logprobs >= 0 and script.scores_prompt:
+                self._score_prompt(peer, choice.rid, submit, script.prompt_cuts)
+            if submit.max_tokens == 0:
+                del self.jobs[choice.rid]
+                self._send(peer, Frame(GROUP, 1, finishes=(Finish(choice.rid, FinishReason.LENGTH, 0),)))
+
+    def _score_prompt(self, peer: bytes, rid: int, submit: Submit, cuts: Sequence[int]) -> None:
+        ids = unpack_u32(submit.tokens).tolist()
+        start = 1
+        for end in (*(cut for cut in cuts if 1 < cut < len(ids)), len(ids)):
+            records = records_of(ids[start:end], start, submit.sampling.prompt_logprobs)
+            self._send(peer, Frame(GROUP, 1, prompt_logprobs=(PromptLogprobs(rid, start, records),)))
+            start = end
 
     def _abort(self, peer: bytes, abort: Abort) -> None:
         self.aborted.extend(abort.rids)
@@ -216,7 +243,7 @@ class FakeScheduler:
     def _can_step(self, job: Job) -> bool:
         script = job.script
         gated = script.gate is not None and not self._gates_open and job.position >= script.gate
-        done = job.position >= len(script.ids) and script.fault_at != job.position
+        done = job.position >= len(script.ids) and job.position not in (script.fault_at, script.deadline_at)
         return not gated and not done
 
     def _step(self, job: Job) -> None:
@@ -228,7 +255,7 @@ class FakeScheduler:
             end = min(end, script.gate)
         ids: list[int] = []
         for position in range(first, end):
-            if position == script.fault_at:
+            if position in (script.fault_at, script.deadline_at):
                 break
             ids.append(script.ids[position])
             count = position + 1
@@ -241,6 +268,8 @@ class FakeScheduler:
         job.position = first + len(ids)
         if finish is None and job.position == script.fault_at:
             finish = Finish(job.rid, FinishReason.ERROR, job.position, message="the engine failed by script")
+        if finish is None and job.position == script.deadline_at:
+            finish = Finish(job.rid, FinishReason.DEADLINE, job.position)
         if finish is not None:
             del self.jobs[job.rid]
         lost = script.skip_frame_at is not None and first >= script.skip_frame_at and not self._lost_once
@@ -255,6 +284,7 @@ class FakeScheduler:
             counts=pack_u8([len(ids)]),
             ids=pack_u32(ids),
             finishes=() if finish is None else (finish,),
+            logprobs=records_of(ids, first, job.submit.sampling.logprobs),
         )
         self._send(job.peer, frame)
 
@@ -273,6 +303,24 @@ class FakeScheduler:
 
     def _send(self, peer: bytes, message: Any) -> None:
         self._transport.send(codec.encode(message), peer)
+
+
+def records_of(ids: Sequence[int], first: int, alternatives: int) -> bytes:
+    """Logprobs that depend on position and id alone; some are minus infinity."""
+    if alternatives < 0:
+        return b""
+    rows = [score_of(token, first + at, alternatives) for at, token in enumerate(ids)]
+    pairs = np.array([row[1] for row in rows], dtype=np.float64).reshape(len(ids), 1 + alternatives, 2)
+    return pack_records(np.array([row[0] for row in rows]), pairs[:, :, 0], pairs[:, :, 1], alternatives)
+
+
+def score_of(token: int, position: int, alternatives: int) -> tuple[int, list[tuple[int, float]]]:
+    """(rank, [(id, logprob) …]): every fourth token is the likeliest, the others are no alternative of theirs."""
+    others = [((token + 1 + at) % 259, -0.25 * (1 + at)) for at in range(alternatives)]
+    if position % 4 == 0:
+        return 1, [(token, -0.125), *([(token, -0.125), *others][:alternatives])]
+    value = -math.inf if position % 4 == 3 else -8.0 - position / 16
+    return 30, [(token, value), *others]
 
 
 def described(name: str, digest: bytes, **changes: Any) -> ModelInfo:

@@ -19,7 +19,9 @@ REQUESTS: list[tuple[type[CommonFields], dict[str, Any]]] = [(ChatRequest, chat(
 HONOURED = {
     "model", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "stream",
-    "stream_options", "priority",
+    "stream_options", "priority", "n", "best_of", "logit_bias", "allowed_token_ids", "bad_words", "logprobs",
+    "prompt_logprobs", "echo", "return_token_ids", "return_tokens_as_token_ids", "skip_special_tokens",
+    "include_stop_str_in_output", "add_special_tokens", "truncate_prompt_tokens", "cache_salt", "timeout", "request_id",
 }  # fmt: skip
 INERT = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prediction", "verbosity",
@@ -41,8 +43,8 @@ def refusal(kind: type[CommonFields], body: dict[str, Any], **options: Any) -> A
 def test_the_classes_of_the_fields_are_those_of_the_contract(kind, body) -> None:
     rules = fields.table_of(kind).rules
     honoured = {name for name, rule in rules.items() if rule.refused is None and not rule.inert}
-    own = {"messages", "max_completion_tokens", "add_generation_prompt", "continue_final_message",
-           "chat_template_kwargs"} if kind is ChatRequest else {"prompt"}  # fmt: skip
+    own = {"messages", "max_completion_tokens", "add_generation_prompt", "continue_final_message", "top_logprobs",
+           "chat_template_kwargs", "chat_template", "documents"} if kind is ChatRequest else {"prompt"}  # fmt: skip
     assert honoured == HONOURED | own
     assert {name for name, rule in rules.items() if rule.inert} == INERT
 
@@ -86,7 +88,10 @@ def test_synonyms_mean_the_same_and_must_agree(kind, body) -> None:
     assert read(kind, {**body, "repeat_penalty": 1.5, "repetition_penalty": 1.5})[1] == []
     error = refusal(kind, {**body, "max_tokens": 7, "n_predict": 8})
     assert error.code == "invalid_value" and "max_tokens" in error.message and "n_predict" in error.message
-    assert refusal(kind, {**body, "no_stop_trim": True}).param == "no_stop_trim"
+    assert read(kind, {**body, "no_stop_trim": True})[0].include_stop_str_in_output
+    error = refusal(kind, {**body, "no_stop_trim": True, "include_stop_str_in_output": False})
+    assert "no_stop_trim" in error.message
+    assert read(kind, {**body, "return_tokens": True})[0].return_token_ids
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class Submit(Wire, frozen=True, tag=2):
     tokens: bytes
     """The prompt's u32 token ids."""
     max_tokens: Count
-    """Most output tokens, those of a resume included."""
+    """Most output tokens, those of a resume included; 0 ends each choice once its prompt is computed."""
     sampling: Sampling = Sampling()
     stop_ids: bytes = b""
     """u32 ids that end the output: the model's end tokens (absent under ignore_eos) and the client's."""

@@ -11,6 +11,8 @@ import numpy.typing as npt
 U32 = np.dtype("<u4")
 U64 = np.dtype("<u8")
 U8 = np.dtype("u1")
+BIAS = np.dtype([("id", "<u4"), ("bias", "<f4")])
+"""One token's logit bias."""
 
 U32Array = npt.NDArray[np.uint32]
 U64Array = npt.NDArray[np.uint64]
@@ -52,6 +54,11 @@ def unpack_u64(data: bytes) -> U64Array:
 def unpack_u8(data: bytes) -> U8Array:
     """Read-only view of u8 values, shape [n]."""
     return _unpack(data, U8, 1)
+
+
+def unpack_biases(data: bytes) -> npt.NDArray[Any]:
+    """Read-only view of token biases as records of ``BIAS``, shape [n]. Raises PackingError on a ragged length."""
+    return _unpack(data, BIAS, 1)
 
 
 def _pack(values: Iterable[int] | npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:

@@ -14,15 +14,20 @@ MAX_IDS_PER_ROW = 8
 MAX_CHOICES = 256
 """Most choices of one Submit; a list of prompts times n is bounded by the same number in a frontend."""
 
+MAX_LOGIT_BIASES = 1024
+"""Most tokens with a bias."""
+
+MAX_BAD_WORDS = 256
+"""Most sequences that must not be completed: a frontend sends each word of a client in two spellings."""
+
+MAX_BAD_WORD_IDS = 256
+"""Most ids of one such sequence."""
+
 Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
 
 
 class Sampling(Wire, frozen=True):
-    """How tokens are chosen. The defaults are neutral: plain sampling at temperature 1.
-
-    The fields after ``min_tokens`` are declared for later features; a scheduler rejects other values than the
-    defaults until its workers honour them.
-    """
+    """How tokens are chosen, and what is told about them. The defaults are neutral: plain sampling at temperature 1."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=100.0)] = 1.0
     """0 is argmax; ties go to the lowest id."""
@@ -38,22 +43,13 @@ class Sampling(Wire, frozen=True):
     logprobs: Annotated[int, msgspec.Meta(ge=-1, le=20)] = -1
     """Alternatives reported per output token; -1 is no logprobs at all."""
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=-1, le=20)] = -1
+    """Alternatives reported per prompt token; -1 is no prompt logprobs at all."""
     logit_bias: bytes = b""
-    """Pairs of (token id u32, bias f32), little endian."""
+    """Pairs of (token id u32, finite bias f32), little endian; no id twice."""
     allowed_ids: bytes = b""
     """Token ids u32; empty allows all."""
     bad_words: tuple[bytes, ...] = ()
-    """Each a sequence of token ids u32 that must not be completed."""
-
-    def uses_only_what_workers_honour(self) -> bool:
-        """False when a field that no worker honours yet is not neutral."""
-        return (self.logprobs, self.prompt_logprobs, self.logit_bias, self.allowed_ids, self.bad_words) == (
-            -1,
-            -1,
-            b"",
-            b"",
-            (),
-        )
+    """Each a sequence of token ids u32 that must not be completed, wherever in prompt or output it began."""
 
 
 class Grammar(Wire, frozen=True):

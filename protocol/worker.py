@@ -74,7 +74,8 @@ class StepDone(Wire, frozen=True, tag=6):
     logprobs: bytes = b""
     """One record (protocol/logprobs.py) per returned id of each row whose ``Sampling.logprobs`` is not -1."""
     prompt_logprobs: bytes = b""
-    """Records of the prompt tokens judged by each chunk row whose ``Sampling.prompt_logprobs`` is not -1."""
+    """Records of the prompt tokens judged by each chunk row that asked for them in its ``Sampling.prompt_logprobs``;
+    a row that was not ready or failed gives none."""
 
 
 class StepFailed(Wire, frozen=True, tag=7):

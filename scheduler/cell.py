@@ -198,6 +198,8 @@ class Cell:
             return
         for finished in outcome.finished:
             self._finish(finished.sequence, finished.reason, stop_id=finished.stop_id, message=finished.message)
+        for frontend, judged in outcome.judged:
+            self._notes.judge(frontend, judged)
         self._fleet.refill(session, now)
         group = self._fleet.groups[session].name
         self._outbox.add(StepFrames(group, done.step, outcome.delivery, self._notes.take()))
@@ -211,7 +213,9 @@ class Cell:
         longest = max(group.scheduler.shape.effective_context for group in model.groups.values())
         for sequence in model.queue:
             room = max(longest - len(sequence.request.prompt), 0)
-            if sequence.request.limit > room:
+            if sequence.request.scoring and len(sequence.request.prompt) > longest:
+                self._withdraw(sequence, FinishReason.ERROR, "no group can hold the prompt any more")
+            elif sequence.request.limit > room:
                 model.queue.remove(sequence)
                 sequence.request.limit = room
                 self._queue(model, sequence)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from protocol.frontend import Finish, Frame, Started
+from protocol.frontend import Finish, Frame, PromptLogprobs, Started
 from protocol.ids import SessionId
 from protocol.packing import pack_u8, pack_u32, pack_u64
 from scheduler.results import Delivery
@@ -20,6 +20,7 @@ class Notes:
 
     finishes: list[Finish] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
+    judged: list[PromptLogprobs] = field(default_factory=list)
 
 
 class Notebook:
@@ -35,6 +36,10 @@ class Notebook:
     def start(self, session: SessionId, started: Started) -> None:
         """Goes out with the frontend's next frame."""
         self._notes.setdefault(session, Notes()).started.append(started)
+
+    def judge(self, session: SessionId, judged: PromptLogprobs) -> None:
+        """Goes out with the frontend's next frame, and so before or with the choice's first ids."""
+        self._notes.setdefault(session, Notes()).judged.append(judged)
 
     def forget(self, session: SessionId) -> None:
         """The frontend is gone."""
@@ -72,6 +77,8 @@ class StepFrames:
                     ids=pack_u32(ids[np.arange(ids.shape[1]) < counts[:, None]]),
                     finishes=tuple(notes.finishes),
                     started=tuple(notes.started),
+                    logprobs=delivery.records(rows),
+                    prompt_logprobs=tuple(notes.judged),
                 ),
             )
         yield from note_frames(unsaid, self.group, self.step)
@@ -80,7 +87,16 @@ class StepFrames:
 def note_frames(notes_by_session: dict[SessionId, Notes], group: str, step: int) -> Iterator[tuple[SessionId, Frame]]:
     """Frames without ids; group "" and step 0 when no step caused them."""
     for session, notes in notes_by_session.items():
-        yield session, Frame(group, step, finishes=tuple(notes.finishes), started=tuple(notes.started))
+        yield (
+            session,
+            Frame(
+                group=group,
+                step=step,
+                finishes=tuple(notes.finishes),
+                started=tuple(notes.started),
+                prompt_logprobs=tuple(notes.judged),
+            ),
+        )
 
 
 def _by_session(delivery: Delivery) -> Iterator[tuple[SessionId, slice | npt.NDArray[np.intp]]]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protocol.frontend import FinishReason
-from protocol.ids import Epoch, Incarnation
+from protocol.frontend import FinishReason, PromptLogprobs
+from protocol.ids import Epoch, Incarnation, SessionId
 from protocol.worker import Plan, RowStatus, StepDone
 from scheduler.block_pool import IntegrityError, PoolStatistics
 from scheduler.ledger import PlanRecord, StepLedger
+from scheduler.logprobs import StepRecords
 from scheduler.planner import Planner
 from scheduler.requests import Sequence, State
 from scheduler.results import BoolArray, Delivery, Finished, Rows, StepOutcome, deliver_one, read_rows
@@ -137,25 +138,44 @@ class GroupScheduler:
             return None
         record = self._ledger.records[0]
         rows = read_rows(done, record.samples, self.shape.max_ids_per_row, self.shape.vocab_size)
+        records = StepRecords(done, record.wanted, rows)
         self._ledger.close()
         self._planner.rows_changed()
         slots = self._tenancy.slots
         live = slots.generation[record.slots] == record.generations
         slots.under_way[record.slots[live]] -= record.samples[live]
         finished: list[Finished] = []
-        delivery = self._accept(record, rows, live, finished)
+        judged = self._take_prompt_records(records)
+        delivery = self._accept(record, rows, records, live, finished)
         if rows.status.any():
             self._take_failures(record, rows, live, finished)
         if self._ledger.settling:
-            late = self._take_late_ids(record, rows, finished)
+            late = self._take_late_ids(record, rows, records, finished)
             delivery = delivery.joined(late) if late else delivery
             self._planner.preempted += self._ledger.take_settled()
         self._generation_tokens += int(delivery.counts.sum())
         self._steps += 1
         self._step_us += done.step_us
-        return StepOutcome(delivery, finished)
+        return StepOutcome(delivery, finished, judged)
 
-    def _accept(self, record: PlanRecord, rows: Rows, live: BoolArray, finished: list[Finished]) -> Delivery:
+    def _take_prompt_records(self, records: StepRecords) -> list[tuple[SessionId, PromptLogprobs]]:
+        """Prompt logprobs that are new to their frontends: a prefill that is done again yields them again."""
+        judged = []
+        for chunk, data in records.prompts():
+            sequence = self._tenancy.slots.tenant(chunk.slot, chunk.generation)
+            if sequence is None:
+                sequence = self._ledger.settling.get((chunk.slot, chunk.generation))
+            if sequence is None or chunk.start + chunk.records <= sequence.judged:
+                continue
+            known = max(sequence.judged - chunk.start, 0)
+            message = PromptLogprobs(sequence.rid, chunk.start + known + 1, data[known * chunk.record_bytes :])
+            judged.append((sequence.request.session, message))
+            sequence.judged = chunk.start + chunk.records
+        return judged
+
+    def _accept(
+        self, record: PlanRecord, rows: Rows, records: StepRecords, live: BoolArray, finished: list[Finished]
+    ) -> Delivery:
         """Append each live row's ids, cut at a stop id and at its limit; end the sequences that reached one."""
         slots = self._tenancy.slots
         at = np.flatnonzero(live & (rows.counts > 0))
@@ -168,7 +188,7 @@ class GroupScheduler:
         stopped = stop < taken
         taken = np.where(stopped, stop + 1, taken)
         slots.append_output(where, first, taken, ids)
-        delivery = Delivery(slots.session[where], slots.rid[where], first, taken, ids)
+        delivery = Delivery(slots.session[where], slots.rid[where], first, taken, ids, records.of_rows(at, taken))
         ended = stopped | (slots.outputs[where] >= slots.limit[where])
         if rows.status.any():
             ended |= rows.status[at] == RowStatus.GRAMMAR_END
@@ -181,7 +201,7 @@ class GroupScheduler:
                 reason = FinishReason.LENGTH if count >= sequence.request.limit else FinishReason.GRAMMAR
             self.end(sequence)
             finished.append(Finished(sequence, reason, count, stop_id))
-        return delivery
+        return delivery if taken.all() else delivery.without_empty_rows()
 
     def _take_failures(self, record: PlanRecord, rows: Rows, live: BoolArray, finished: list[Finished]) -> None:
         """A failed row ends its own request; a row that was not ready stays where it was."""
@@ -189,7 +209,7 @@ class GroupScheduler:
         for row in np.flatnonzero(rows.status).tolist():
             slot, status = int(record.slots[row]), RowStatus(int(rows.status[row]))
             if status is RowStatus.NOT_READY and row >= record.num_decodes:
-                self._ledger.row_stood_still(slots, slot, int(record.generations[row]))
+                self._ledger.row_stood_still(slots, slot, int(record.generations[row]), int(record.lengths[row]))
                 if live[row]:
                     slots.planned[slot] -= record.lengths[row]
                     self._tenancy.prefill_again(slots.sequence(slot), int(record.lengths[row]))
@@ -198,7 +218,9 @@ class GroupScheduler:
                 self.end(sequence)
                 finished.append(Finished(sequence, FinishReason.ERROR, count, message=FAILURES[status]))
 
-    def _take_late_ids(self, record: PlanRecord, rows: Rows, finished: list[Finished]) -> list[Delivery]:
+    def _take_late_ids(
+        self, record: PlanRecord, rows: Rows, records: StepRecords, finished: list[Finished]
+    ) -> list[Delivery]:
         """Ids of preempted rows are appended before their sequences are requeued."""
         late = []
         for (slot, generation), sequence in list(self._ledger.settling.items()):
@@ -209,8 +231,11 @@ class GroupScheduler:
             ids, first = rows.ids[row, : rows.counts[row]], len(sequence.output)
             taken = sequence.append_output(ids)
             if taken:
-                late.append(deliver_one(sequence, first, ids[:taken]))
+                logprobs = records.of_rows(np.array([row]), np.array([taken]))
+                late.append(deliver_one(sequence, first, ids[:taken], logprobs))
             reason, stop_id = sequence.satisfied_by_output() or (None, -1)
+            if sequence.request.scoring and len(ids):
+                reason = FinishReason.LENGTH
             if reason is None and status is RowStatus.GRAMMAR_END:
                 reason = FinishReason.GRAMMAR
             message = FAILURES.get(status, "")

@@ -11,7 +11,8 @@ import numpy as np
 
 from protocol.frontend import ModelInfo, RejectCode, Submit
 from protocol.ids import SessionId
-from protocol.packing import PackingError, unpack_u32
+from protocol.packing import PackingError, unpack_biases, unpack_u32
+from protocol.requests import MAX_BAD_WORD_IDS, MAX_BAD_WORDS, MAX_LOGIT_BIASES, Sampling
 from scheduler.requests import Int32Array, Request, Sequence
 
 U64_END = 1 << 64
@@ -34,21 +35,22 @@ def read_submit(submit: Submit, session: SessionId, model: ModelInfo, now: float
     prompt = _ids(submit.tokens, "tokens", model.vocab_size)
     if not len(prompt):
         raise SubmitRefused(RejectCode.INVALID, "the prompt has no tokens")
-    if len(prompt) >= model.context:
+    scoring = not submit.max_tokens
+    if len(prompt) + (not scoring) > model.context:
         raise SubmitRefused(
             RejectCode.NEVER_FITS,
             f"the prompt has {len(prompt)} tokens and the model's context is {model.context} tokens, output included",
         )
-    if submit.max_tokens < 1:
-        raise SubmitRefused(RejectCode.INVALID, "max_tokens must be at least 1")
     if len(submit.block_hashes) % BLOCK_HASH_BYTES:
         raise SubmitRefused(RejectCode.INVALID, f"block hashes come in {BLOCK_HASH_BYTES} bytes each")
     stops = _ids(submit.stop_ids, "stop ids", model.vocab_size)
+    check_sampling(submit.sampling, model.vocab_size)
     request = Request(
         session=session,
         model=submit.model,
         prompt=prompt,
         limit=min(submit.max_tokens, model.context - len(prompt)),
+        scoring=scoring,
         sampling=submit.sampling,
         stop_ids=submit.stop_ids,
         stops=frozenset(stops.tolist()),
@@ -75,15 +77,36 @@ def _check_supported(submit: Submit) -> None:
             ("grammar", submit.grammar is not None),
             ("reasoning", submit.reasoning is not None),
             ("adapter", bool(submit.adapter)),
-            (
-                "logprobs, logit_bias, allowed ids or bad words",
-                not submit.sampling.uses_only_what_workers_honour(),
-            ),
         )
         if used
     ]
     if unsupported:
         raise SubmitRefused(RejectCode.UNSUPPORTED, f"not supported by these workers: {', '.join(unsupported)}")
+
+
+def check_sampling(sampling: Sampling, vocab_size: int) -> None:
+    """Everything about a Sampling that its types do not say. Raises SubmitRefused."""
+    if max(sampling.logprobs, sampling.prompt_logprobs) > vocab_size:
+        raise SubmitRefused(
+            RejectCode.INVALID, f"more alternatives are asked for than the {vocab_size} tokens there are"
+        )
+    try:
+        biases = unpack_biases(sampling.logit_bias)
+    except PackingError as error:
+        raise SubmitRefused(RejectCode.INVALID, f"logit bias: {error}") from error
+    if len(biases) > MAX_LOGIT_BIASES or len(np.unique(biases["id"])) < len(biases):
+        raise SubmitRefused(RejectCode.INVALID, f"logit bias: more than {MAX_LOGIT_BIASES} tokens, or one twice")
+    if len(biases) and biases["id"].max() >= vocab_size:
+        raise SubmitRefused(RejectCode.INVALID, f"logit bias: {biases['id'].max()} is outside the vocabulary")
+    if not np.isfinite(biases["bias"]).all():
+        raise SubmitRefused(RejectCode.INVALID, "logit bias: a bias is not finite")
+    if len(_ids(sampling.allowed_ids, "allowed ids", vocab_size)) > vocab_size:
+        raise SubmitRefused(RejectCode.INVALID, f"allowed ids: more than the {vocab_size} tokens there are")
+    if len(sampling.bad_words) > MAX_BAD_WORDS:
+        raise SubmitRefused(RejectCode.INVALID, f"bad words: more than {MAX_BAD_WORDS}")
+    for word in sampling.bad_words:
+        if not 0 < len(_ids(word, "bad words", vocab_size)) <= MAX_BAD_WORD_IDS:
+            raise SubmitRefused(RejectCode.INVALID, f"bad words: one has no ids, or more than {MAX_BAD_WORD_IDS}")
 
 
 def _ids(data: bytes, what: str, vocab_size: int) -> Int32Array:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scheduler.block_pool import IntegrityError
+from scheduler.logprobs import JudgedChunk, Wanted
 from scheduler.requests import Sequence, State
 from scheduler.shape import PLANS_IN_FLIGHT
 from scheduler.slots import SlotArrays
@@ -31,6 +32,8 @@ class PlanRecord:
     lengths: npt.NDArray[np.int64]
     """Query tokens of each row."""
     num_decodes: int
+    wanted: Wanted | None = None
+    """Logprob records that the rows asked for, if any did."""
 
     def row_of(self, slot: int, generation: int) -> int | None:
         """The row of one tenure of a slot."""
@@ -42,6 +45,8 @@ class PlanRecord:
         self.slots, self.generations = np.delete(self.slots, row), np.delete(self.generations, row)
         self.samples, self.lengths = np.delete(self.samples, row), np.delete(self.lengths, row)
         self.num_decodes -= row < self.num_decodes
+        if self.wanted is not None:
+            self.wanted.record_bytes = np.delete(self.wanted.record_bytes, row)
 
 
 class StepLedger:
@@ -68,7 +73,10 @@ class StepLedger:
         self.last_planned += 1
         slots.under_way[rows] += samples
         slots.last_step[rows] = self.last_planned
-        self.records.append(PlanRecord(self.last_planned, rows, slots.generation[rows], samples, lengths, len(decodes)))
+        record = PlanRecord(self.last_planned, rows, slots.generation[rows], samples, lengths, len(decodes))
+        if slots.recorded:
+            record.wanted = Wanted(slots.record_bytes[rows], _judged(slots, chunks))
+        self.records.append(record)
         return self.last_planned
 
     def expects(self, step: int) -> bool:
@@ -98,11 +106,11 @@ class StepLedger:
         """A settling sequence ended: what its last rows return goes nowhere."""
         self.settling = {key: other for key, other in self.settling.items() if other is not sequence}
 
-    def row_stood_still(self, slots: SlotArrays, slot: int, generation: int) -> None:
-        """A prefill row did not advance, so the later plans that are out mean something else to the worker.
+    def row_stood_still(self, slots: SlotArrays, slot: int, generation: int, length: int) -> None:
+        """A prefill row of this length did not advance: the later plans that are out mean something else to the worker.
 
-        A decode row there does not exist: the slot is still prefilling. A last chunk is not the last: nothing is
-        sampled.
+        A decode row there does not exist: the slot is still prefilling. A chunk begins where this one did, and if it
+        was to be the last it is not: nothing is sampled.
         """
         live = slots.generation[slot] == generation
         for record in self.records:
@@ -112,8 +120,10 @@ class StepLedger:
             slots.under_way[slot] -= int(record.samples[row]) * live
             if row < record.num_decodes:
                 record.remove(row)
-            else:
-                record.samples[row] = False
+                continue
+            record.samples[row] = False
+            for chunk in record.wanted.judged if record.wanted else ():
+                chunk.start -= length * ((chunk.slot, chunk.generation) == (slot, generation))
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless steps are consecutive and every settling sequence waits for one of them."""
@@ -123,3 +133,20 @@ class StepLedger:
         for sequence in self.settling.values():
             if sequence.state is not State.SETTLING or not self.last_done < sequence.settles_at <= self.last_planned:
                 raise IntegrityError(f"a sequence settles at step {sequence.settles_at} in state {sequence.state}")
+
+
+def _judged(slots: SlotArrays, chunks: list[tuple[int, int]]) -> list[JudgedChunk]:
+    """The chunks of a plan that get prompt records; the arrays count their tokens as planned already."""
+    return [
+        JudgedChunk(
+            row=nth - len(chunks),
+            slot=slot,
+            generation=int(slots.generation[slot]),
+            start=int(slots.planned[slot]) - length,
+            length=length,
+            prompt_len=int(slots.prompt_len[slot]),
+            record_bytes=int(slots.prompt_record_bytes[slot]),
+        )
+        for nth, (slot, length) in enumerate(chunks)
+        if slots.prompt_record_bytes[slot]
+    ]

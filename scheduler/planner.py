@@ -142,6 +142,6 @@ def _slot_add(sequence: Sequence) -> SlotAdd:
         tokens=pack_u32(sequence.tokens()),
         prompt_len=len(request.prompt),
         seed=sequence.seed,
-        sampling=request.sampling,
+        sampling=sequence.sampling,
         stop_ids=request.stop_ids,
     )

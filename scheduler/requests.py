@@ -7,6 +7,7 @@ from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from protocol.frontend import FinishReason
 from protocol.ids import SessionId
@@ -44,6 +45,8 @@ class Request:
     prompt: Int32Array
     limit: int
     """Most output tokens: max_tokens, or what the context leaves."""
+    scoring: bool
+    """max_tokens is 0: each choice ends once its prompt is computed."""
     sampling: Sampling
     stop_ids: bytes
     """u32, as they travel on to the worker."""
@@ -82,6 +85,8 @@ class Sequence:
     """Its frontend was told that it was admitted."""
     passed_over: int = 0
     """Later requests admitted before it because it did not fit."""
+    judged: int = 0
+    """Prompt tokens whose logprobs its frontend has: those at positions 1 … judged."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -92,6 +97,14 @@ class Sequence:
     def length(self) -> int:
         """Tokens to prefill when it is admitted now: the prompt and the output so far."""
         return len(self.request.prompt) + len(self.output)
+
+    @property
+    def sampling(self) -> Sampling:
+        """What its next prefill is to do: no prompt logprobs when its frontend has them all."""
+        sampling = self.request.sampling
+        if sampling.prompt_logprobs < 0 or self.judged < len(self.request.prompt) - 1:
+            return sampling
+        return replace(sampling, prompt_logprobs=-1)
 
     def tokens(self) -> Int32Array:
         """Prompt and output, shape [length]."""
@@ -107,6 +120,8 @@ class Sequence:
     def satisfied_by_output(self) -> tuple[FinishReason, int] | None:
         """(reason, stop id) when the output so far already ends this choice, as a resume's may."""
         count = len(self.output)
+        if not count and self.request.scoring:
+            return None
         if count and not self.first_stop([int(self.output[-1])], count - 1):
             return FinishReason.STOP, int(self.output[-1])
         return (FinishReason.LENGTH, -1) if count >= self.request.limit else None

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from protocol.frontend import FinishReason
+from protocol.frontend import FinishReason, PromptLogprobs
+from protocol.ids import SessionId
 from protocol.packing import PackingError, unpack_u8, unpack_u32
 from protocol.worker import RowStatus, StepDone
 from scheduler.requests import Sequence
@@ -52,14 +53,36 @@ class Delivery:
     counts: Int64Array
     ids: Int64Array
     """[rows, width]"""
+    logprobs: list[bytes] | None = None
+    """[rows]: a record per id, b"" for rows that asked for none; None when no row did."""
 
     def __len__(self) -> int:
         return len(self.counts)
+
+    def records(self, rows: slice | npt.NDArray[np.intp]) -> bytes:
+        """Logprob records of some rows, end to end."""
+        if self.logprobs is None:
+            return b""
+        chosen = self.logprobs[rows] if isinstance(rows, slice) else [self.logprobs[row] for row in rows]
+        return b"".join(chosen)
+
+    def without_empty_rows(self) -> Delivery:
+        """The rows that have ids: a choice of no output tokens has its finish alone."""
+        rows = np.flatnonzero(self.counts)
+        return Delivery(
+            session=self.session[rows],
+            rid=self.rid[rows],
+            first=self.first[rows],
+            counts=self.counts[rows],
+            ids=self.ids[rows],
+            logprobs=None if self.logprobs is None else [self.logprobs[row] for row in rows],
+        )
 
     def joined(self, others: list[Delivery]) -> Delivery:
         """These rows, then the others'."""
         parts = [self, *others]
         width = max(part.ids.shape[1] for part in parts)
+        recorded = any(part.logprobs is not None for part in parts)
         return Delivery(
             session=np.concatenate([part.session for part in parts]),
             rid=np.concatenate([part.rid for part in parts]),
@@ -68,6 +91,7 @@ class Delivery:
             ids=np.concatenate(
                 [np.pad(part.ids, ((0, 0), (0, width - part.ids.shape[1])), constant_values=FILLER) for part in parts]
             ),
+            logprobs=[each for part in parts for each in part.logprobs or [b""] * len(part)] if recorded else None,
         )
 
 
@@ -88,6 +112,7 @@ class StepOutcome:
 
     delivery: Delivery
     finished: list[Finished]
+    judged: list[tuple[SessionId, PromptLogprobs]]
 
 
 def read_rows(done: StepDone, samples: BoolArray, max_ids: int, vocab_size: int) -> Rows:
@@ -138,12 +163,13 @@ def first_stop(
     return columns_of_first
 
 
-def deliver_one(sequence: Sequence, first: int, ids: Int64Array) -> Delivery:
-    """A delivery of one row."""
+def deliver_one(sequence: Sequence, first: int, ids: Int64Array, logprobs: list[bytes] | None) -> Delivery:
+    """A delivery of one row; ``logprobs`` as in Delivery."""
     return Delivery(
         session=np.array([sequence.request.session], dtype=np.int64),
         rid=np.array([sequence.rid], dtype=np.uint64),
         first=np.array([first], dtype=np.int64),
         counts=np.array([len(ids)], dtype=np.int64),
         ids=ids.reshape(1, -1),
+        logprobs=logprobs,
     )

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from protocol.logprobs import record_size
 from scheduler.requests import Int32Array, Sequence
 
 Slots = npt.NDArray[np.intp]
@@ -56,6 +57,11 @@ class SlotArrays:
         self.stops: npt.NDArray[np.int64] = np.full((max_slots, STOP_COLUMNS), NO_ID, dtype=np.int64)
         self.many_stops: npt.NDArray[np.bool_] = zeros(np.bool_)
         self.output: Int32Array = np.zeros((max_slots, FIRST_OUTPUT_COLUMNS), dtype=np.int32)
+        self.record_bytes: npt.NDArray[np.int64] = zeros(np.int64)
+        """Size of the logprob record of an output id; 0 when none is wanted."""
+        self.prompt_record_bytes: npt.NDArray[np.int64] = zeros(np.int64)
+        self.recorded = 0
+        """Occupied slots that want records of either kind: while there are none, nobody looks further."""
         self.sequences: list[Sequence | None] = [None] * max_slots
 
     def fill(self, slot: int, sequence: Sequence) -> None:
@@ -76,6 +82,10 @@ class SlotArrays:
             self.stops[slot, : len(request.stops)] = list(request.stops)
         self._make_room_for_output(outputs)
         self.output[slot, :outputs] = sequence.output
+        sampling = sequence.sampling
+        self.record_bytes[slot] = _record_bytes(sampling.logprobs)
+        self.prompt_record_bytes[slot] = _record_bytes(sampling.prompt_logprobs)
+        self.recorded += self._is_recorded(slot)
         self.sequences[slot] = sequence
 
     def empty(self, slot: int) -> None:
@@ -83,12 +93,20 @@ class SlotArrays:
         self.occupied[slot] = False
         self.generation[slot] += 1
         self.sequences[slot] = None
+        self.recorded -= self._is_recorded(slot)
+
+    def _is_recorded(self, slot: int) -> bool:
+        return bool(self.record_bytes[slot] or self.prompt_record_bytes[slot])
 
     def sequence(self, slot: int) -> Sequence:
         """The sequence in an occupied slot."""
         sequence = self.sequences[slot]
         assert sequence is not None
         return sequence
+
+    def tenant(self, slot: int, generation: int) -> Sequence | None:
+        """Whoever has this tenure of a slot, while it lasts."""
+        return self.sequences[slot] if self.generation[slot] == generation else None
 
     def append_blocks(self, slots: Slots, counts: Int64Array, blocks: Int32Array) -> Int32Array:
         """Give ``counts[i]`` of the blocks to ``slots[i]``; returns the (slot, block) pairs, shape [blocks, 2]."""
@@ -116,3 +134,7 @@ class SlotArrays:
             wider = np.zeros((self.output.shape[0], max(outputs, 2 * columns)), dtype=np.int32)
             wider[:, :columns] = self.output
             self.output = wider
+
+
+def _record_bytes(alternatives: int) -> int:
+    return 0 if alternatives < 0 else record_size(alternatives)

@@ -51,6 +51,11 @@ class RowResults:
     """[rows] of RowStatus"""
     details: dict[int, str] = field(default_factory=dict)
     """Row → what went wrong, for the log."""
+    logprobs: bytes = b""
+    """Records (protocol/logprobs.py) of the ids of each row whose ``Sampling.logprobs`` is not -1, in row order."""
+    prompt_logprobs: bytes = b""
+    """Records of the prompt tokens that each chunk row judged whose ``Sampling.prompt_logprobs`` is not -1, in row
+    order; none of a row that was not ready or failed."""
 
 
 class Engine(Protocol):

@@ -261,6 +261,8 @@ class Leader:
             decode_seqs=features.decode_seqs,
             sum_ctx_decode=features.sum_ctx_decode,
             sum_chunk_ctx_prefill=features.sum_chunk_ctx_prefill,
+            logprobs=results.logprobs,
+            prompt_logprobs=results.prompt_logprobs,
         )
         return done, features
 

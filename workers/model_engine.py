@@ -31,6 +31,7 @@ from workers.model.gguf_checkpoint import open_gguf
 from workers.model.memory import MemoryNeeds, available_memory, gpu_memory, human_bytes, weight_bytes, working_bytes
 from workers.model.precision import resolve_device, resolve_dtype
 from workers.options import WorkerOptions
+from workers.prompt_logprobs import JudgedRows, judged_rows
 from workers.sampler import Sampler
 from workers.slots import Int32Array, PoolShape, SlotTable, StepBatch
 from workers.threads import usable_cpus
@@ -66,22 +67,33 @@ class ModelEngine:
         counts, status = np.zeros(rows, dtype=np.uint8), np.full(rows, RowStatus.OK, dtype=np.uint8)
         if not rows:
             return RowResults(counts, np.zeros(0, dtype=np.int32), status)
+        judged = judged_rows(batch, table)
         try:
-            output = self._backend.step(_inputs(batch, table))
+            output = self._backend.step(_inputs(batch, table, judged))
             sampling = np.flatnonzero(batch.samples)
             positions = batch.context_lengths[sampling]
             sampled = self._sampler.sample(output.logits, batch.slots[sampling], positions, table)
+            prompt_records = judged.records(output.judged)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise EngineFault("out_of_memory", _one_line(error), kv_survived=True) from error
         except RuntimeError as error:  # what torch raises for anything that goes wrong in an operation
             raise EngineFault("engine", _one_line(error), kv_survived=False) from error
         status[sampling] = sampled.status
         status[output.broken] = RowStatus.NAN
+        status[judged.broken] = RowStatus.NAN
         self._clear_broken(batch.slots[status == RowStatus.NAN], table)
         succeeded = sampling[status[sampling] == RowStatus.OK]
         counts[succeeded] = 1
         ids = sampled.ids[status[sampling] == RowStatus.OK]
-        return RowResults(counts, ids, status, _details(status))
+        records = zip(sampling, sampled.logprobs, strict=True)
+        return RowResults(
+            counts,
+            ids,
+            status,
+            _details(status),
+            logprobs=b"".join(record for row, record in records if status[row] == RowStatus.OK),
+            prompt_logprobs=b"".join(record for row, record in prompt_records if status[row] == RowStatus.OK),
+        )
 
     def reset(self) -> None:
         """Nothing is kept per slot that ``batch.added`` does not bring again."""
@@ -221,7 +233,7 @@ def _numerics_digest(config: ModelConfig, content: bytes, backend: Backend, opti
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).digest()
 
 
-def _inputs(batch: StepBatch, table: SlotTable) -> StepInputs:
+def _inputs(batch: StepBatch, table: SlotTable, judged: JudgedRows) -> StepInputs:
     lengths = batch.lengths
     slots = np.repeat(batch.slots, lengths)
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -233,6 +245,7 @@ def _inputs(batch: StepBatch, table: SlotTable) -> StepInputs:
         lengths=lengths,
         block_tables=table.blocks[batch.slots, :width],
         samples=batch.samples,
+        judged=judged.tokens_of_step,
     )
 
 

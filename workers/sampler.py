@@ -5,8 +5,8 @@ The order is fixed; a stage whose parameters are neutral changes nothing::
     grammar mask → logit bias, allowed ids, min_tokens → penalties → bad words
         → temperature → min_p → top_k → top_p → argmax of scaled logit + noise
 
-Grammar, bias, allowed ids and bad words are not there yet. Temperature 0 is the argmax after the penalties; ties go to
-the lowest id everywhere. A row's result depends on its own logits, parameters and tokens alone.
+Grammars are not there yet. Temperature 0 is the argmax after the bad words; ties go to the lowest id everywhere.
+Logprobs are those of the logits as they come. A row's result depends on its own logits, parameters and tokens alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from protocol.worker import RowStatus
 from workers import noise
+from workers.logit_control import LogitControl
+from workers.logprobs import token_records
 from workers.slots import BoolArray, Int32Array, SlotTable
 
 _CANDIDATES = 1024
@@ -40,6 +42,8 @@ class Sampled:
     """[rows]; meaningless where status is not OK."""
     status: npt.NDArray[np.uint8]
     """[rows] of RowStatus: OK, NAN or EMPTY_SUPPORT"""
+    logprobs: list[bytes]
+    """[rows]: the record of the row's id; empty where none was asked for, meaningless where status is not OK."""
 
 
 class SlotSampling:
@@ -55,6 +59,7 @@ class SlotSampling:
         self.top_k = np.zeros(max_slots, dtype=np.int64)
         self.min_tokens = np.zeros(max_slots, dtype=np.int64)
         self.seed = np.zeros(max_slots, dtype=np.uint64)
+        self.logprobs = np.full(max_slots, -1, dtype=np.int64)
 
     def fill(self, slots: Int32Array, table: SlotTable) -> None:
         """Take over the parameters of slots that were just added."""
@@ -68,6 +73,7 @@ class SlotSampling:
             self.repetition[slot] = sampling.repetition_penalty
             self.min_tokens[slot] = sampling.min_tokens if parameters.stop_ids.size else 0
             self.seed[slot] = parameters.seed
+            self.logprobs[slot] = sampling.logprobs
 
 
 class Sampler:
@@ -75,11 +81,17 @@ class Sampler:
 
     def __init__(self, max_slots: int, vocab_size: int, device: torch.device) -> None:
         self._slots = SlotSampling(max_slots)
+        self._control = LogitControl(max_slots, vocab_size, device)
         self._device = device
         self._tokens = torch.arange(vocab_size, dtype=torch.int32, device=device)
 
     def add(self, slots: Int32Array, table: SlotTable) -> None:
+        """Take over the parameters of slots that were just added."""
         self._slots.fill(slots, table)
+        for slot in slots.tolist():
+            parameters = table.parameters[slot]
+            assert parameters is not None, "an added slot has parameters"
+            self._control.fill(slot, parameters.sampling)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, slots: Int32Array, positions: Int32Array, table: SlotTable) -> Sampled:
@@ -89,9 +101,13 @@ class Sampler:
         before them.
         """
         if not len(slots):
-            return Sampled(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8))
+            return Sampled(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8), [])
+        told = np.flatnonzero(self._slots.logprobs[slots] >= 0)
+        raw = logits[self._tensor(told)]
+        self._control.bias_and_allow(logits, slots)
         self._suppress_early_stops(logits, slots, positions, table)
         self._penalise(logits, slots, positions, table)
+        self._control.forbid(logits, slots, positions, table)
         best = logits.argmax(dim=-1)  # the first of equals; of a row with NaN a NaN
         top = logits.gather(1, best[:, None])
         status = _status(top[:, 0])
@@ -100,7 +116,14 @@ class Sampler:
             chosen = self._tensor(rows)
             scaled = (logits[chosen] - top[chosen]) / self._tensor(self._slots.temperature[slots[rows]])[:, None]
             best[chosen] = self._draw(scaled, slots[rows], positions[rows])
-        return Sampled(best.cpu().numpy().astype(np.int32), status)
+        ids = best.cpu().numpy().astype(np.int32)
+        records = [b""] * len(ids)
+        if len(told):
+            for row, record in zip(
+                told, token_records(raw, ids[told], self._slots.logprobs[slots[told]])[0], strict=True
+            ):
+                records[row] = record
+        return Sampled(ids, status, records)
 
     def _tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device)

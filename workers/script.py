@@ -8,6 +8,7 @@ index, so that batching, chunking, preemption and resume cannot change it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,6 +65,8 @@ class ScriptEntry:
         self.delay_seconds = line.delay_ms / 1000
         self.fault = line.fault
         self.step_sizes = tuple(line.step_sizes)
+        self.logprob_key = int.from_bytes(blake2b(repr(list(ids)).encode(), digest_size=8).digest(), "little")
+        """What this entry's logprobs come from, see workers/synthetic_logprobs.py."""
         self._ids = tuple(ids)
         self._end_id = end_id
 

@@ -22,6 +22,7 @@ from workers.engine import EngineDescription, EngineFault, RowResults
 from workers.options import WorkerOptions
 from workers.script import Fault, ScriptEntry, load_script
 from workers.slots import PoolShape, SlotTable, StepBatch
+from workers.synthetic_logprobs import with_logprobs
 
 if TYPE_CHECKING:
     from headrace.artefacts import Artefacts
@@ -130,7 +131,8 @@ class ScriptedEngine:
             sequence.produced = True
             counts[row] = len(produced)
             ids += produced
-        return RowResults(counts, np.array(ids, dtype=np.int32), status, details)
+        results = RowResults(counts, np.array(ids, dtype=np.int32), status, details)
+        return with_logprobs(results, batch, table, lambda slot: self._sequences[slot].entry.logprob_key)
 
     def reset(self) -> None:
         """Every slot was dropped."""

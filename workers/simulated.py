@@ -27,8 +27,9 @@ from workers.engine import EngineDescription, RowResults
 from workers.options import WorkerOptions
 from workers.script import ScriptError
 from workers.scripted import fake_pool
-from workers.slots import Int32Array, SlotTable, StepBatch
+from workers.slots import Int32Array, SlotParameters, SlotTable, StepBatch
 from workers.step_log import StepFeatures
+from workers.synthetic_logprobs import with_logprobs
 
 if TYPE_CHECKING:
     from headrace.artefacts import Artefacts
@@ -101,7 +102,8 @@ class SimulatedEngine:
         counts: npt.NDArray[np.uint8] = np.where(batch.samples, self._times.ids_per_row, 0).astype(np.uint8)
         ids = [self._row_ids(int(slot), table) for slot in batch.slots[batch.samples]]
         status = np.full(len(batch.slots), RowStatus.OK, dtype=np.uint8)
-        return RowResults(counts, np.concatenate(ids) if ids else np.zeros(0, dtype=np.int32), status)
+        results = RowResults(counts, np.concatenate(ids) if ids else np.zeros(0, dtype=np.int32), status)
+        return with_logprobs(results, batch, table, lambda slot: _parameters(slot, table).seed)
 
     def reset(self) -> None:
         """Nothing is held per slot."""
@@ -110,9 +112,14 @@ class SimulatedEngine:
         """Nothing is held."""
 
     def _row_ids(self, slot: int, table: SlotTable) -> Int32Array:
-        parameters = table.parameters[slot]
-        assert parameters is not None, "an occupied slot has parameters"
-        return simulated_ids(parameters.seed, int(table.length[slot]), self._times.ids_per_row, self._vocabulary)
+        seed = _parameters(slot, table).seed
+        return simulated_ids(seed, int(table.length[slot]), self._times.ids_per_row, self._vocabulary)
+
+
+def _parameters(slot: int, table: SlotTable) -> SlotParameters:
+    parameters = table.parameters[slot]
+    assert parameters is not None, "an occupied slot has parameters"
+    return parameters
 
 
 def load_step_times(path: str) -> StepTimes:

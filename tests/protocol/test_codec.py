@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import describe, frontend, requests, worker
+from protocol import describe, frontend, worker
 from protocol.base import Wire
 from protocol.codec import Decoder, FrameError, encode
 from protocol.versions import negotiate
@@ -118,18 +118,6 @@ def test_every_truncation_of_every_message_raises_frame_error(name: str) -> None
         for length in range(len(frame)):
             with pytest.raises(FrameError):
                 decoder.decode(frame[:length])
-
-
-def test_later_features_are_declared_with_neutral_defaults() -> None:
-    assert requests.Sampling().uses_only_what_workers_honour()
-    for field, value in (
-        ("logprobs", 0),
-        ("prompt_logprobs", 0),
-        ("logit_bias", b"\0" * 8),
-        ("allowed_ids", b"\0" * 4),
-        ("bad_words", (b"\0" * 4,)),
-    ):
-        assert not msgspec.structs.replace(requests.Sampling(), **{field: value}).uses_only_what_workers_honour()
 
 
 def test_versions_meet_at_the_newest_both_speak() -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from hashlib import blake2b
+from hashlib import blake2b, shake_128
 
 import numpy as np
 
+from protocol.logprobs import prompt_records_of_chunk, record_size
 from protocol.packing import pack_u8, pack_u32
 from protocol.worker import Plan, Register, Reset, RowStatus, SchedulerToLeader, StepDone, StepFailed
-from workers.slots import PoolShape, SlotTable, StepBatch
+from workers.slots import PoolShape, SlotParameters, SlotTable, StepBatch
 
 VOCAB = 97
 
@@ -24,6 +25,14 @@ def id_at(prompt: bytes, seed: int, index: int) -> int:
     """The output id at an index: what any group, however often interrupted, must come to."""
     digest = blake2b(prompt + seed.to_bytes(8, "little") + index.to_bytes(4, "little"), digest_size=4).digest()
     return int.from_bytes(digest, "little") % VOCAB
+
+
+def record_at(prompt: bytes, seed: int, position: int, alternatives: int) -> bytes:
+    """The logprob record of the token at a position, prompt included: noise of the right size, nothing when unasked."""
+    if alternatives < 0:
+        return b""
+    content = prompt + seed.to_bytes(8, "little") + position.to_bytes(4, "little")
+    return shake_128(content).digest(record_size(alternatives))
 
 
 def register(group: str = "g0", incarnation: int = 1, model: str = "m", **shape: int) -> Register:
@@ -107,13 +116,25 @@ class FakeWorker:
         counts = np.array([self._count(batch, row) if status[row] == 0 else 0 for row in range(len(status))], np.uint8)
         ids = [self._id(int(batch.slots[row]), n) for row in range(len(counts)) for n in range(int(counts[row]))]
         self._write_and_read_kv(batch, counts, ids, status)
+        logprobs = self._logprobs(batch, counts)
+        prompt_logprobs = self._prompt_logprobs(batch, status)
         self._stood_still |= (status == RowStatus.NOT_READY).any()
         self._spoiled |= set(batch.slots[(status != RowStatus.OK) & (status != RowStatus.NOT_READY)].tolist())
         advanced = status != RowStatus.NOT_READY
         advanced[: batch.num_decodes] &= status[: batch.num_decodes] == RowStatus.OK
         self.table.commit(batch, counts, np.array(ids, dtype=np.int32), advanced)
         self.executed.append((plan, batch))
-        return StepDone(plan.epoch, plan.incarnation, plan.step, pack_u8(counts), pack_u32(ids), pack_u8(status), 1000)
+        return StepDone(
+            plan.epoch,
+            plan.incarnation,
+            plan.step,
+            pack_u8(counts),
+            pack_u32(ids),
+            pack_u8(status),
+            1000,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def fail(self, kind: str = "engine") -> StepFailed:
         """Refuse the oldest plan and everything after it, until Reset."""
@@ -126,19 +147,38 @@ class FakeWorker:
         return self._rng.randint(1, self.table.shape.max_ids_per_row) if batch.samples[row] else 0
 
     def _id(self, slot: int, ahead: int) -> int:
+        prompt, parameters = self._prompt(slot)
+        return id_at(prompt, parameters.seed, int(self.table.length[slot]) - len(prompt) // 4 + ahead)
+
+    def _prompt(self, slot: int) -> tuple[bytes, SlotParameters]:
         parameters = self.table.parameters[slot]
         assert parameters is not None
-        prompt_len, length = int(self.table.prompt_len[slot]), int(self.table.length[slot])
-        prompt = self.table.tokens[slot, :prompt_len].astype("<u4").tobytes()
-        return id_at(prompt, parameters.seed, length - prompt_len + ahead)
+        return self.table.tokens[slot, : self.table.prompt_len[slot]].astype("<u4").tobytes(), parameters
+
+    def _logprobs(self, batch: StepBatch, counts: np.ndarray) -> bytes:
+        records = []
+        for row, slot in enumerate(batch.slots.tolist()):
+            prompt, parameters = self._prompt(slot)
+            length = int(self.table.length[slot])
+            for ahead in range(int(counts[row])):
+                records.append(record_at(prompt, parameters.seed, length + ahead, parameters.sampling.logprobs))
+        return b"".join(records)
+
+    def _prompt_logprobs(self, batch: StepBatch, status: np.ndarray) -> bytes:
+        records = []
+        for row in range(batch.num_decodes, len(batch.slots)):
+            prompt, parameters = self._prompt(int(batch.slots[row]))
+            start = int(batch.starts[row])
+            judged = prompt_records_of_chunk(start, int(batch.lengths[row]), len(prompt) // 4)
+            for position in range(start + 1, start + 1 + judged) if status[row] == RowStatus.OK else ():
+                records.append(record_at(prompt, parameters.seed, position, parameters.sampling.prompt_logprobs))
+        return b"".join(records)
 
     def _check_additions(self, batch: StepBatch) -> None:
         """A sequence that comes back brings exactly the ids it had produced."""
         for slot in batch.added:
             prompt_len, length = int(self.table.prompt_len[slot]), int(self.table.length[slot])
-            parameters = self.table.parameters[slot]
-            assert parameters is not None
-            prompt = self.table.tokens[slot, :prompt_len].astype("<u4").tobytes()
+            prompt, parameters = self._prompt(int(slot))
             expected = [id_at(prompt, parameters.seed, index) for index in range(length - prompt_len)]
             assert self.table.tokens[slot, prompt_len:length].tolist() == expected, "output lost or doubled"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from protocol.frontend import Abort, Finish, FinishReason, Frame, Load, Reject, Submit
+from protocol.frontend import Abort, Finish, FinishReason, Frame, Load, PromptLogprobs, Reject, Submit
 from protocol.ids import Epoch, SessionId
+from protocol.logprobs import record_size
 from protocol.packing import pack_u32, unpack_u8, unpack_u32, unpack_u64
 from protocol.requests import Choice, Sampling
 from protocol.worker import KillGroup, Plan, Register, Reset, RowStatus
@@ -14,7 +15,7 @@ from scheduler.cell import Cell
 from scheduler.frames import StepFrames
 from scheduler.outbox import EndLeader, Outgoing, ToFrontend, ToFrontends, ToLaunchers, ToLeader
 from scheduler.settings import CellSettings
-from tests.scheduler.fake_worker import FakeWorker, id_at, register
+from tests.scheduler.fake_worker import FakeWorker, id_at, record_at, register
 
 EPOCH = Epoch(4711)
 
@@ -65,6 +66,9 @@ class FakeFrontend:
 
     session: SessionId
     output: dict[int, list[int]] = field(default_factory=dict)
+    asked: dict[int, Submit] = field(default_factory=dict)
+    judged: dict[int, int] = field(default_factory=dict)
+    """Prompt tokens of each choice whose logprobs came."""
     finishes: dict[int, Finish] = field(default_factory=dict)
     rejects: dict[int, Reject] = field(default_factory=dict)
     started: dict[int, str] = field(default_factory=dict)
@@ -76,6 +80,13 @@ class FakeFrontend:
         """A Submit was sent."""
         for choice in message.choices:
             self.output[choice.rid] = unpack_u32(choice.resume).tolist()
+            self.asked[choice.rid], self.judged[choice.rid] = message, 0
+
+    def record(self, rid: int, position: int, alternatives: int) -> bytes:
+        """The logprob record of a choice's token at a position, prompt included."""
+        message = self.asked[rid]
+        seed = next(choice.seed for choice in message.choices if choice.rid == rid)
+        return record_at(message.tokens, seed, position, alternatives)
 
     def receive(self, message: object) -> None:
         """A message of the scheduler."""
@@ -96,20 +107,42 @@ class FakeFrontend:
         for started in frame.started:
             assert started.rid not in self.started, "started twice"
             self.started[started.rid] = started.group
-        ids, at = unpack_u32(frame.ids).tolist(), 0
+        for judged in frame.prompt_logprobs:
+            self._judge(judged)
+        ids, at, records = unpack_u32(frame.ids).tolist(), 0, []
         rows = zip(
             unpack_u64(frame.rids).tolist(), unpack_u32(frame.first).tolist(), unpack_u8(frame.counts), strict=True
         )
         for rid, first, count in rows:
             assert rid in self.output and rid not in self.finishes and rid not in self.rejects and count
             assert first == len(self.output[rid]), "indexes are contiguous"
+            prompt_len, sampling = len(self.asked[rid].tokens) // 4, self.asked[rid].sampling
+            for position in range(prompt_len + first, prompt_len + first + int(count)):
+                records.append(self.record(rid, position, sampling.logprobs))
+            assert self.judged[rid] == (prompt_len - 1 if sampling.prompt_logprobs >= 0 else 0), "prompt before output"
             self.output[rid] += ids[at : at + count]
             at += count
-        assert at == len(ids)
+        assert at == len(ids) and frame.logprobs == b"".join(records), "one record per id, in row order"
         for finish in frame.finishes:
             assert finish.rid in self.output and finish.rid not in self.finishes and finish.rid not in self.rejects
             assert finish.count == len(self.output[finish.rid])
+            message = self.asked[finish.rid]
+            if (
+                finish.reason is FinishReason.LENGTH
+                and not message.max_tokens
+                and message.sampling.prompt_logprobs >= 0
+            ):
+                assert self.judged[finish.rid] == len(message.tokens) // 4 - 1
             self.finishes[finish.rid] = finish
+
+    def _judge(self, judged: PromptLogprobs) -> None:
+        rid, alternatives = judged.rid, self.asked[judged.rid].sampling.prompt_logprobs
+        assert rid not in self.finishes and alternatives >= 0 and judged.records
+        assert judged.first == self.judged[rid] + 1, "every position once, in order"
+        count = len(judged.records) // record_size(alternatives)
+        expected = [self.record(rid, judged.first + n, alternatives) for n in range(count)]
+        assert judged.records == b"".join(expected)
+        self.judged[rid] += count
 
     @property
     def open(self) -> set[int]:

@@ -59,9 +59,10 @@ class CellMachine(RuleBasedStateMachine):
     @rule(
         prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
         choices=st.integers(1, 3),
-        max_tokens=st.integers(1, 30),
+        max_tokens=st.integers(0, 30),
         stops=st.lists(st.integers(0, VOCAB - 1), max_size=12),
         min_tokens=st.integers(0, 3),
+        alternatives=st.tuples(*[st.sampled_from([-1, -1, 0, 2])] * 2),
         priority=st.integers(-1, 1),
         remaining_ms=st.one_of(st.none(), st.none(), st.integers(0, 3000)),
         pick=st.integers(0, 9),
@@ -73,6 +74,7 @@ class CellMachine(RuleBasedStateMachine):
         max_tokens: int,
         stops: list[int],
         min_tokens: int,
+        alternatives: tuple[int, int],
         priority: int,
         remaining_ms: int | None,
         pick: int,
@@ -85,7 +87,7 @@ class CellMachine(RuleBasedStateMachine):
             prompt,
             max_tokens=min(max_tokens, context - len(prompt)),
             stop=tuple(stops),
-            sampling=Sampling(min_tokens=min_tokens),
+            sampling=Sampling(min_tokens=min_tokens, logprobs=alternatives[0], prompt_logprobs=alternatives[1]),
             priority=priority,
             remaining_ms=remaining_ms,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,8 @@ class StepInputs:
     """[rows, width]; what lies beyond a row's blocks is ignored."""
     samples: BoolArray
     """[rows]: whose last token needs logits."""
+    judged: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """[judged]: tokens of the step, by index, whose logits are wanted too, for the logprobs of what follows them."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class StepOutputs:
     """fp32 [sampling rows, vocab], in row order, on the backend's device."""
     broken: BoolArray
     """[rows]: the row's last hidden state is not finite."""
+    judged: Iterator[Tensor]
+    """fp32 [at most a few dozen, vocab] each: the logits of ``StepInputs.judged`` in pieces, made as they are taken."""
 
 
 class Backend(Protocol):

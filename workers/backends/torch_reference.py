@@ -7,7 +7,7 @@ everything else works on rows one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -30,6 +30,9 @@ from workers.model.config import ModelConfig
 from workers.model.decoder import Decoder, Linear
 from workers.model.precision import dtype_name
 from workers.slots import Int32Array
+
+_JUDGED_AT_ONCE = 64
+"""Prompt tokens whose logits exist at a time."""
 
 
 class TorchReference:
@@ -155,7 +158,14 @@ class TorchReference:
         rows = hidden[torch.from_numpy(last).to(device)]  # [rows, hidden]
         normed = self._decoder.normed(self._with_company(rows))[: len(last)]
         broken = ~torch.isfinite(normed).all(dim=-1).cpu().numpy()
-        return StepOutputs(self._logits(normed[torch.from_numpy(inputs.samples).to(device)]), broken)
+        logits = self._logits(normed[torch.from_numpy(inputs.samples).to(device)])
+        return StepOutputs(logits, broken, self._judged(hidden[torch.from_numpy(inputs.judged).to(device)]))
+
+    def _judged(self, hidden: Tensor) -> Iterator[Tensor]:
+        """Logits of hidden states [judged, hidden], a few rows at a time: a long prompt's do not fit a memory."""
+        for rows in hidden.split(_JUDGED_AT_ONCE) if len(hidden) else ():
+            with torch.inference_mode():
+                yield self._logits(self._decoder.normed(self._with_company(rows))[: len(rows)])
 
     def _with_company(self, rows: Tensor) -> Tensor:
         """A lone row gets a second one: torch reduces a single row another way than several."""

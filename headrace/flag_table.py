@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from headrace.flags import Flag, ForeignFlag, fraction, integer, json_object, number, port, positive, size, tokens
+from headrace.flags import (
+    Flag,
+    dtype,
+    fraction,
+    generation_config,
+    integer,
+    json_object,
+    number,
+    port,
+    positive,
+    size,
+    tokenizer,
+    tokens,
+)
+from headrace.vllm_flags import FOREIGN
+
+__all__ = ["CHAT", "DOCTOR", "FOREIGN", "FRONTEND", "LINT", "SCHEDULER", "SERVE", "WORKERS"]
 
 CONFIG = Flag("config", "YAML, TOML or JSON file of flags", metavar="FILE")
 LOG_LEVEL = Flag("log-level", "how much is logged (info)", choices=("debug", "info", "warning", "error"))
@@ -17,23 +33,59 @@ MODEL = (
     Flag("revision", "branch, tag or commit of a hub model"),
     Flag("download-dir", "where hub models are kept", metavar="DIR"),
     Flag("max-model-len", "longest prompt plus output, in tokens", tokens, aliases=("-c", "--ctx-size")),
-    Flag("tokenizer", "vocabulary: the model's, or bytes for engines without a model", choices=("model", "byte")),
+    Flag("tokenizer", "vocabulary: the model's, or byte for engines without a model", tokenizer, metavar="model|byte"),
 )
 
 HTTP = (
-    Flag("host", "address to listen on (127.0.0.1)"),
+    Flag("host", "address to listen on (127.0.0.1; 0.0.0.0 with keys)"),
     Flag("port", "port to listen on, 0 for any free one (8000)", port),
     Flag("root-path", "path prefix that a proxy strips", metavar="PATH"),
+    Flag("scheduler-grace", "seconds without a scheduler before requests get 503 (30)", number),
+    Flag("drain-timeout", "seconds that requests in flight get at the end (30)", number),
+    Flag("keep-alive", "seconds an idle connection is kept (75)", number),
+    Flag("max-body-size", "largest request body (8MiB)", size, metavar="SIZE", key="max_body_bytes"),
+    Flag("max-header-size", "largest request line and headers (16KiB)", size, metavar="SIZE", key="max_header_bytes"),
+)
+
+ACCESS = (
+    Flag("api-key", "keys that open the API; better in HEADRACE_API_KEY or a file", many=True, metavar="KEY"),
+    Flag("api-key-file", "file of keys, one a line, bare or as JSON objects", metavar="FILE"),
+    Flag("prefix-share", "whose prompts share cached prefixes (key)", choices=("key", "tenant", "all")),
+    Flag("metrics-public", "/metrics needs no key", switch=True),
+    Flag("metrics-port", "a port of its own for /metrics, open to all; the next ones for more frontends", port),
+    Flag("metrics-host", "address of that port (127.0.0.1)"),
+    Flag("docs", "who may read /docs and /openapi.json (key)", choices=("public", "key", "off")),
+    Flag("cors-origin", "origins whose pages may call the API; * for all", many=True, key="cors_origins"),
+    Flag("ssl-certfile", "certificate chain; the API is https then", metavar="FILE"),
+    Flag("ssl-keyfile", "its key, when it is a file of its own", metavar="FILE"),
+    Flag("ssl-ca-certs", "whose client certificates are good", metavar="FILE"),
+    Flag("ssl-cert-reqs", "client certificates: 0 none, 1 optional, 2 required (0)", integer),
+)
+
+ANSWERS = (
     Flag("chat-template", "file or text of a Jinja chat template", metavar="TEMPLATE"),
+    Flag(
+        "chat-template-content-format",
+        "how templates get contents (auto)",
+        choices=("auto", "string", "openai"),
+    ),
     Flag("default-chat-template-kwargs", "JSON object handed to every template", json_object, metavar="JSON"),
+    Flag("trust-request-chat-template", "requests may bring their own template", switch=True),
+    Flag("allow-special-tokens-in-content", "special-token text of users is special tokens", switch=True),
     Flag(
         "generation-config",
         "sampling defaults: the model's own (auto), or the API's (none)",
-        choices=("auto", "none"),
+        generation_config,
+        metavar="auto|none",
     ),
     Flag("strict-fields", "refuse unknown request fields", switch=True),
-    Flag("scheduler-grace", "seconds without a scheduler before requests get 503 (30)", number),
-    Flag("drain-timeout", "seconds that requests in flight get at the end (30)", number),
+    Flag("strict-limits", "refuse output limits beyond the context instead of clamping them", switch=True),
+    Flag("max-logprobs", "most alternatives a token (20)", integer),
+    Flag("return-tokens-as-token-ids", "logprobs name tokens token_id:N", switch=True),
+    Flag("force-include-usage", "every stream ends with usage", switch=True),
+    Flag("separate-finish-chunk", "finish_reason always rides on an empty delta", switch=True),
+    Flag("early-commit", "seconds until a stream's status is sent without a token (10)", number),
+    Flag("ping-interval", "seconds of silence before a comment keeps a stream alive (15)", number),
 )
 
 ENGINE = (
@@ -41,7 +93,7 @@ ENGINE = (
     Flag("engine-script", "JSON lines that a scripted engine answers from", metavar="FILE"),
     Flag("step-log", "write one JSON line a step", metavar="FILE"),
     Flag("device", "auto, cpu, cuda or cuda:N (auto)"),
-    Flag("dtype", "auto is the checkpoint's (auto)", choices=("auto", "float32", "bfloat16", "float16")),
+    Flag("dtype", "auto is the checkpoint's (auto)", dtype, metavar="auto|float32|bfloat16|float16"),
     Flag("tensor-parallel-size", "ranks a group", positive, aliases=("--tp", "-tp"), metavar="N"),
     Flag("gpu-memory-utilization", "share of a GPU's memory that headrace may use (0.9)", fraction),
     Flag("kv-cache-memory", "KV pool of a group, as 512MiB or 4GB", size, metavar="SIZE"),
@@ -65,6 +117,8 @@ QUEUE = (
 SERVE = (
     *MODEL,
     *HTTP,
+    *ACCESS,
+    *ANSWERS,
     Flag("frontends", "HTTP processes that share the port (1)", positive, metavar="N"),
     *LAUNCHER,
     *ENGINE,
@@ -77,6 +131,8 @@ SERVE = (
 FRONTEND = (
     *MODEL,
     *HTTP,
+    *ACCESS,
+    *ANSWERS,
     Flag("scheduler", "the scheduler's frontend socket", metavar="ADDRESS"),
     Flag("name", "instance name in headers, logs and metrics"),
     INSECURE_SOCKETS,
@@ -128,67 +184,17 @@ LINT = (
     Flag("only", "areas, or AREA/NAME", many=True, metavar="AREA"),
     Flag("json", "also write the verdicts there", metavar="PATH"),
     Flag("concurrency", "checks at once (4)", positive),
-    Flag("timeout", "seconds that one reply may take (60)", number),
+    Flag("timeout", "longest wait for a byte, in seconds (120)", number),
     Flag("complete", "what is not offered counts as wrong", switch=True),
     CONFIG,
 )
 
-NOT_YET = "is not built yet"
-
-FOREIGN = {
-    flag.name: flag
-    for flag in (
-        ForeignFlag("enable-prompt-tokens-details", "always on here", accepted=True),
-        ForeignFlag("enable-prefix-caching", "nothing to switch: prefix reuse is decided here", accepted=True),
-        ForeignFlag("enable-auto-tool-choice", "nothing to switch: a request's tools decide", accepted=True),
-        ForeignFlag("enable-chunked-prefill", "always on here", accepted=True),
-        ForeignFlag("api-key", f"{NOT_YET}: keep the server on 127.0.0.1 or put a gateway before it"),
-        ForeignFlag("api-key-file", f"{NOT_YET}: keep the server on 127.0.0.1 or put a gateway before it"),
-        ForeignFlag("ssl-keyfile", f"{NOT_YET}: end TLS at a proxy before the server"),
-        ForeignFlag("ssl-certfile", f"{NOT_YET}: end TLS at a proxy before the server"),
-        ForeignFlag("ssl-ca-certs", f"{NOT_YET}: end TLS at a proxy before the server"),
-        ForeignFlag("quantization", f"{NOT_YET}: a GGUF file brings its own"),
-        ForeignFlag("chat-template-content-format", f"{NOT_YET}: content parts are joined to one string"),
-        ForeignFlag("metrics-port", f"{NOT_YET}: metrics are at /metrics of the API port"),
-        ForeignFlag("pipeline-parallel-size", "there is none; a group is --tensor-parallel-size ranks"),
-        ForeignFlag("data-parallel-size", "use --groups N"),
-        ForeignFlag("api-server-count", "use --frontends N"),
-        ForeignFlag("distributed-executor-backend", "use --launcher ray or --launcher local"),
-        ForeignFlag("kv-cache-memory-bytes", "use --kv-cache-memory"),
-        ForeignFlag("num-gpu-blocks-override", "use --kv-cache-memory"),
-        ForeignFlag("block-size", "there is none; blocks are 16 tokens"),
-        ForeignFlag("kv-cache-dtype", "there is none; the KV cache has the model's precision"),
-        ForeignFlag("swap-space", "there is none; preempted requests are recomputed"),
-        ForeignFlag("cpu-offload-gb", "there is none"),
-        ForeignFlag("enforce-eager", "there is none; nothing is compiled"),
-        ForeignFlag("compilation-config", "there is none; nothing is compiled"),
-        ForeignFlag("trust-remote-code", "there is none; a model's own code is never run"),
-        ForeignFlag("tokenizer-mode", "there is none; tokenizer.json or the GGUF file's vocabulary is used"),
-        ForeignFlag("hf-config-path", "there is none; config.json comes with the model"),
-        ForeignFlag("hf-overrides", "there is none; edit a copy of config.json"),
-        ForeignFlag("hf-token", "set HF_TOKEN in the environment"),
-        ForeignFlag("load-format", "there is none; safetensors and GGUF are recognised"),
-        ForeignFlag("seed", "there is none; requests carry seeds"),
-        ForeignFlag("override-generation-config", "there is none; requests carry sampling parameters"),
-        ForeignFlag("response-role", "there is none; answers are from the assistant"),
-        ForeignFlag("max-logprobs", "there is none; at most 20"),
-        ForeignFlag("scheduling-policy", "there is none; requests run by priority, then arrival"),
-        ForeignFlag("uvicorn-log-level", "use --log-level"),
-        ForeignFlag("disable-log-requests", "there is none; requests are not logged"),
-        ForeignFlag("disable-log-stats", "there is none; numbers are at /metrics"),
-        ForeignFlag("tool-call-parser", f"{NOT_YET}: tools are refused"),
-        ForeignFlag("reasoning-parser", f"{NOT_YET}"),
-        ForeignFlag("structured-outputs-config", f"{NOT_YET}"),
-        ForeignFlag("guided-decoding-backend", f"{NOT_YET}"),
-        ForeignFlag("enable-lora", f"{NOT_YET}"),
-        ForeignFlag("lora-modules", f"{NOT_YET}"),
-        ForeignFlag("speculative-config", f"{NOT_YET}"),
-        ForeignFlag("limit-mm-per-prompt", "there is none; text only"),
-        ForeignFlag("middleware", "there is none; put a proxy before the server"),
-        ForeignFlag("allowed-origins", "there is none; put a proxy before the server"),
-        ForeignFlag("enable-expert-parallel", "there is none; mixtures of experts are not supported"),
-    )
-}
+DOCTOR = (
+    *(flag for flag in MODEL if flag.name in ("model", "revision", "download-dir", "tokenizer")),
+    *(flag for flag in ANSWERS if flag.name in ("chat-template", "chat-template-content-format")),
+    *(flag for flag in ANSWERS if flag.name == "default-chat-template-kwargs"),
+    CONFIG,
+)
 
 FLAG_VARIABLES = frozenset(flag.variable for flag in (*SERVE, *FRONTEND, *SCHEDULER, *WORKERS, *CHAT)) - {
     LOG_LEVEL.variable

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from headrace.foreign_flags import Foreign, by_name
+from headrace.usage_error import UsageError
+
+__all__ = ["Flag", "Parsed", "UsageError", "parse_flags"]
+
 ENVIRONMENT_PREFIX = "HEADRACE_"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-
-
-class UsageError(ValueError):
-    """A command line that cannot be followed; the message is one line for the person who typed it."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,6 @@ class Flag:
 
 
 @dataclass(frozen=True)
-class ForeignFlag:
-    """Another server's flag that we know of and do not have."""
-
-    name: str
-    answer: str
-    """Completes "--name: …": our equivalent, or that there is none."""
-    accepted: bool = False
-    """Taken with a notice, because what it asks for is so anyway or changes no answer."""
-
-
-@dataclass(frozen=True)
 class Parsed:
     """What was given, and only that: defaults belong to whoever uses the values."""
 
@@ -76,7 +66,7 @@ def parse_flags(
     arguments: Sequence[str],
     *,
     environment: Mapping[str, str],
-    foreign: Mapping[str, ForeignFlag] | None = None,
+    foreign: Foreign | None = None,
     model_argument: bool = False,
 ) -> Parsed:
     """Values by key; the command line wins over the environment, which wins over ``--config``.
@@ -85,17 +75,17 @@ def parse_flags(
     """
     notices: list[str] = []
     known = {spelling: flag for flag in flags for spelling in flag.spellings}
-    rest = _take_foreign(command, list(arguments), known, foreign or {}, notices)
+    foreign = foreign or Foreign(())
+    rest = _take_foreign(command, list(arguments), known, foreign, notices)
     parser = _parser(command, description, flags, model_argument)
-    given = {key: value for key, value in vars(parser.parse_args(rest)).items() if value is not None}
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    given = _given(parser, rest)
     if model_argument and (word := given.pop("model_word", None)) is not None:
         if given.get("model", word) != word:
             raise UsageError(f"two models: {word!r} and --model {given['model']!r}")
         given["model"] = word
     values = _from_environment(flags, environment)
     config = given.pop("config", None) or values.pop("config", None)
-    from_file = _from_file(command, config, flags) if config else {}
+    from_file = _from_file(command, config, flags, foreign, notices) if config else {}
     return Parsed({**from_file, **values, **given}, notices)
 
 
@@ -174,31 +164,56 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def dtype(text: str) -> str:
+    """A precision, under vLLM's other names for it too."""
+    name = {"half": "float16", "float": "float32"}.get(text, text)
+    return _one_of(name, ("auto", "float32", "bfloat16", "float16"))
+
+
+def generation_config(text: str) -> str:
+    """Where sampling defaults come from; vLLM calls the API's own "vllm"."""
+    return _one_of({"vllm": "none"}.get(text, text), ("auto", "none"))
+
+
+def tokenizer(text: str) -> str:
+    """Which vocabulary."""
+    if text not in ("model", "byte"):
+        raise UsageError(f"{text!r} is none of model, byte; a tokenizer apart from the model's is not read")
+    return text
+
+
+def _one_of(text: str, choices: Sequence[str]) -> str:
+    if text not in choices:
+        raise UsageError(f"{text!r} is none of {', '.join(choices)}")
+    return text
+
+
 def _take_foreign(
-    command: str,
-    arguments: list[str],
-    known: Mapping[str, Flag],
-    foreign: Mapping[str, ForeignFlag],
-    notices: list[str],
+    command: str, arguments: Sequence[str], known: Mapping[str, Flag], foreign: Foreign, notices: list[str]
 ) -> list[str]:
-    """Drop accepted foreign flags with a notice; refuse the others and anything unknown by name."""
-    rest = []
-    for argument in arguments:
-        name = argument.partition("=")[0]
+    """The words with foreign flags in ours; refuses what cannot be and anything unknown, by name."""
+    ours: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return [*ours, word, *words]
+        name, equals, value = word.partition("=")
         # vLLM lets underscores stand for dashes; so do we.
         name = name.replace("_", "-") if name.startswith("--") else name
-        if not name.startswith("--") or name in ("--", "--help") or name in known:
-            rest.append(name + argument[len(name) :])
-            continue
-        other = foreign.get(name.removeprefix("--"))
-        if other is None:
+        if name not in known and name in foreign:
+            made, taken = foreign.take(name, value if equals else None, words, notices)
+            if made and made[0] not in known:
+                raise UsageError(f"{name}: headrace {command} has no {made[0]}; it is a flag of headrace serve")
+            ours.extend(made)
+            del words[:taken]
+        elif not name.startswith("--") or name == "--help" or name in known:
+            ours.append(name + equals + value)
+        else:
             close = difflib.get_close_matches(name, known, 1, 0.75)
             hint = f"did you mean {close[0]}?" if close else f"see headrace {command} --help"
             raise UsageError(f"{name} is not a flag of headrace {command}; {hint}")
-        if not other.accepted:
-            raise UsageError(f"{name}: {other.answer}")
-        notices.append(f"{name}: {other.answer}")
-    return rest
+    return ours
 
 
 class _Parser(argparse.ArgumentParser):
@@ -227,6 +242,12 @@ def _parser(command: str, description: str, flags: Sequence[Flag], model_argumen
     return parser
 
 
+def _given(parser: _Parser, words: Sequence[str]) -> dict[str, Any]:
+    """What the words say, and only that."""
+    values = {key: value for key, value in vars(parser.parse_args(words)).items() if value is not None}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
 def _argument_type(flag: Flag) -> Callable[[str], Any]:
     def convert(text: str) -> Any:
         try:
@@ -238,9 +259,7 @@ def _argument_type(flag: Flag) -> Callable[[str], Any]:
 
 
 def _value(flag: Flag, text: str) -> Any:
-    if flag.choices and text not in flag.choices:
-        raise UsageError(f"{text!r} is none of {', '.join(flag.choices)}")
-    return flag.parse(text)
+    return flag.parse(_one_of(text, flag.choices) if flag.choices else text)
 
 
 def _from_environment(flags: Iterable[Flag], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -268,18 +287,40 @@ def _read(flag: Flag, value: Any, source: str) -> Any:
         raise UsageError(f"{source}: {error}") from None
 
 
-def _from_file(command: str, name: str, flags: Sequence[Flag]) -> dict[str, Any]:
-    by_key = {flag.key: flag for flag in flags}
-    values = {}
+def _from_file(command: str, name: str, flags: Sequence[Flag], foreign: Foreign, notices: list[str]) -> dict[str, Any]:
+    by_word = {flag.name.replace("-", "_"): flag for flag in flags} | {flag.key: flag for flag in flags}
+    others = by_name(foreign)
+    values: dict[str, Any] = {}
     for word, value in _load_file(Path(name)).items():
-        flag = by_key.get(str(word).replace("-", "_"))
-        if flag is None:
+        flag = by_word.get(str(word).replace("-", "_"))
+        if flag is not None:
+            if value is not None and (read := _read(flag, value, f"{name}: {word}")) is not None:
+                values[flag.key] = read
+        elif str(word).replace("_", "-") in others:
+            values.update(_foreign_in_file(f"{name}: ", str(word), value, flags, foreign, notices))
+        else:
             close = difflib.get_close_matches(str(word).replace("_", "-"), [flag.name for flag in flags], 1, 0.75)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(f"{name}: {word} is not a flag of headrace {command}{hint}")
-        if value is not None and (read := _read(flag, value, f"{name}: {word}")) is not None:
-            values[flag.key] = read
     return values
+
+
+def _foreign_in_file(
+    source: str, word: str, value: Any, flags: Sequence[Flag], foreign: Foreign, notices: list[str]
+) -> dict[str, Any]:
+    """Values of ours for another server's line in a file."""
+    name = word.replace("_", "-")
+    if value is None:
+        return {}
+    is_off = value is False
+    text = None if isinstance(value, bool) else value if isinstance(value, str) else json.dumps(value)
+    spelling = f"--no-{name}" if is_off and f"--no-{name}" in foreign else f"--{name}"
+    try:
+        words, _ = foreign.take(spelling, text, (), notices)
+        parser = _parser("", "", flags, model_argument=False)
+        return _given(parser, words)
+    except UsageError as error:
+        raise UsageError(f"{source}{error}") from None
 
 
 def _load_file(path: Path) -> dict[str, Any]:

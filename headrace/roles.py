@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ def frontend_values(given: Mapping[str, Any]) -> dict[str, Any]:
     values = _of(given, flag_table.FRONTEND)
     if names := values.pop("served_model_name", ()):
         values["served_model_names"] = names
+    if keys := values.pop("api_key", ()):
+        # What a process hands to its children can be read by other processes of the same user.
+        values["api_key_digests"] = tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys)
     return values
 
 

@@ -12,7 +12,8 @@ import msgspec
 from headrace.artefacts import byte_artefacts, default_model, load_artefacts
 from headrace.flags import UsageError
 
-PATH_KEYS = ("engine_script", "step_log")
+PATH_KEYS = ("engine_script", "step_log", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+ALL_ADDRESSES = "0.0.0.0"
 
 
 class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +31,14 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
     given: dict[str, Any] = {}
     """Every flag that was given, by key."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return bool(self.given.get("api_key") or self.given.get("api_key_file"))
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.given.get("ssl_certfile") else "http"
 
     @property
     def private_ray(self) -> bool:
@@ -67,6 +76,8 @@ def normalise(given: Mapping[str, Any]) -> dict[str, Any]:
     for key in PATH_KEYS:
         if key in values:
             values[key] = str(Path(values[key]).expanduser().absolute())
+    if values.get("api_key") or values.get("api_key_file"):
+        values.setdefault("host", ALL_ADDRESSES)
     if model := values.get("model"):
         values["model"] = absolute_if_path(model)
     if template := values.get("chat_template"):

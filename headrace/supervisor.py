@@ -53,7 +53,7 @@ class ServeError(RuntimeError):
 async def serve(settings: ServeSettings, announcer: Announcer) -> None:
     """Serve until a signal says stop; raises ServeError when it cannot be done."""
     with RunDirectory() as run, listening(settings.host, settings.port) as listener:
-        if not is_loopback(listener.getsockname()[0]):
+        if not settings.asks_for_keys and not is_loopback(listener.getsockname()[0]):
             announcer.say(f"{settings.host} is open to the network and this server asks for no key")
         await Supervisor(settings, run, listener, announcer).run()
 
@@ -144,6 +144,8 @@ class Supervisor:
 
     async def _scheduler_launch(self) -> Launch:
         values = scheduler_values(self._settings.given)
+        # Frontends relay the scheduler's numbers.
+        values = {key: value for key, value in values.items() if key not in ("metrics_port", "metrics_host")}
         sockets = {"frontend_bind": self._socket("frontends"), "worker_bind": self._socket("workers")}
         return Launch(role_command("scheduler"), {**values, **sockets, "lease": self._lease_path})
 
@@ -154,11 +156,17 @@ class Supervisor:
             "model": self._settings.model,
             "served_model_names": names,
             "scheduler": self._socket("frontends"),
+            **self._metrics_port(name),
             "fd": self._listener.fileno(),
             "name": name,
             "lease": self._lease_path,
         }
         return Launch(role_command("frontend"), values, fds=(self._listener.fileno(),))
+
+    def _metrics_port(self, frontend: str) -> dict[str, int]:
+        """Each frontend has numbers of its own, and so a port of its own."""
+        first = self._settings.given.get("metrics_port")
+        return {} if first is None else {"metrics_port": first + int(frontend.rpartition("-")[2]) if first else 0}
 
     async def _ray_head_launch(self) -> Launch:
         shutil.rmtree(self._ray_directory, ignore_errors=True)
@@ -249,7 +257,8 @@ class Supervisor:
         host, port = self._listener.getsockname()[:2]
         groups = self._settings.groups
         detail = f"{_count(self._settings.frontends, 'frontend')}, {_count(groups, 'group')}, {self._settings.launcher}"
-        self._announcer.ready(self._names.value[0], f"http://{_reachable(host)}:{port}", detail)
+        url = f"{self._settings.scheme}://{_reachable(host)}:{port}"
+        self._announcer.ready(self._names.value[0], url, detail)
 
     async def _watch(self) -> None:
         """Once a second: kill children that stand still, collect orphans, show time passing."""

@@ -38,7 +38,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         ("serve", "--xyzzy"),
         ("serve", "--port", "many"),
         ("serve", "--launcher", "kubernetes"),
-        ("serve", "--api-key", "secret"),
+        ("serve", "--enable-lora"),
         ("worker-rank",),
         ("ray-head",),
         ("chat", "--temperature", "hot"),

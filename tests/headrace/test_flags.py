@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from frontend.settings import FrontendSettings
 from headrace import flag_table
-from headrace.flags import Flag, UsageError, integer, parse_flags, size, tokens
+from headrace.flags import (
+    Flag,
+    Parsed,
+    UsageError,
+    integer,
+    json_object,
+    number,
+    parse_flags,
+    port,
+    size,
+    tokens,
+)
+from headrace.foreign_flags import ForeignFlag
+from headrace.roles import frontend_values
 from headrace.serve_settings import parse_groups, serve_settings
 
 
@@ -108,24 +124,135 @@ def test_flags_are_not_abbreviated() -> None:
     refused("--por", "1")
 
 
-@pytest.mark.parametrize("flag", sorted(name for name, flag in flag_table.FOREIGN.items() if flag.accepted))
-def test_a_flag_for_what_is_so_anyway_is_taken_with_one_notice(flag: str) -> None:
-    parsed = parse_flags(
-        "serve", "", flag_table.SERVE, [f"--{flag}"], environment={}, foreign=flag_table.FOREIGN, model_argument=True
+VLLM_FLAGS = [
+    name
+    for line in (Path(__file__).parent / "vllm_serve_flags.txt").read_text().splitlines()
+    if not line.startswith("#")
+    for name in line.split()
+]
+FOREIGN = flag_table.FOREIGN.flags
+
+
+def parsed(*arguments: str) -> Parsed:
+    return parse_flags(
+        "serve", "", flag_table.SERVE, arguments, environment={}, foreign=flag_table.FOREIGN, model_argument=True
     )
-    assert parsed.values == {}
-    assert len(parsed.notices) == 1 and f"--{flag}" in parsed.notices[0]
 
 
-@pytest.mark.parametrize("flag", sorted(name for name, flag in flag_table.FOREIGN.items() if not flag.accepted))
-def test_a_flag_of_others_ends_with_a_line_about_it(flag: str) -> None:
-    assert refused(f"--{flag}", "1").startswith(f"--{flag}: ")
+def test_every_flag_of_vllm_serve_has_its_answer() -> None:
+    ours = {spelling for flag in flag_table.SERVE for spelling in flag.spellings}
+    assert len(VLLM_FLAGS) > 250
+    assert [name for name in VLLM_FLAGS if f"--{name}" not in ours and f"--{name}" not in flag_table.FOREIGN] == []
 
 
-def test_a_key_is_never_taken_and_ignored() -> None:
-    # A server that drops --api-key would serve everyone.
-    for flag in ("--api-key", "--api-key-file", "--ssl-keyfile", "--ssl-certfile"):
-        refused(flag, "secret")
+@pytest.mark.parametrize("flag", FOREIGN, ids=lambda flag: flag.name)
+def test_a_flag_of_others_is_taken_with_one_notice_or_becomes_ours_or_ends_with_a_line(flag: ForeignFlag) -> None:
+    words = [f"--{flag.name}", *([] if flag.words == "none" else ["7x"])]
+    if flag.becomes is not None:
+        return  # below
+    if flag.accepted:
+        taken = parsed("m.gguf", *words, "--port", "1")
+        assert taken.values == {"model": "m.gguf", "port": 1}
+        assert len(taken.notices) == 1 and taken.notices[0].startswith(f"--{flag.name}: ")
+    else:
+        assert refused(*words).startswith(f"--{flag.name}: ")
+    for value in flag.neutral:
+        assert parsed(f"--{flag.name}", value).notices and parsed(f"--{flag.name}={value}").values == {}
+    if flag.words == "none":
+        off = f"--no-{flag.name}"
+        assert refused(off).startswith(f"{off}: ") if flag.accepted else parsed(off).values == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--data-parallel-size 2", {"groups": "2"}),
+        ("-dp=2", {"groups": "2"}),
+        ("--api-server-count 4", {"frontends": 4}),
+        ("--distributed-executor-backend mp", {"launcher": "local"}),
+        ("--distributed-executor-backend=ray", {"launcher": "ray"}),
+        ("--kv-cache-memory-bytes 1g", {"kv_cache_memory": 10**9}),
+        ("--max-num-queued-reqs 7", {"max_queue_requests": 7}),
+        ("--max_num_queued_tokens 7k", {"max_queue_tokens": 7000}),
+        ("--shutdown-timeout 9", {"drain_timeout": 9.0}),
+        ("--sse-keep-alive-interval 9", {"ping_interval": 9.0}),
+        ("--h11-max-incomplete-event-size 65536", {"max_header_bytes": 65536}),
+        ("--disable-fastapi-docs", {"docs": "off"}),
+        ("--enable-force-include-usage", {"force_include_usage": True}),
+        ("--uvicorn-log-level trace", {"log_level": "debug"}),
+        ('--allowed-origins ["https://a","https://b"]', {"cors_origins": ("https://a", "https://b")}),
+        ("--generation-config vllm", {"generation_config": "none"}),
+        ("--dtype half", {"dtype": "float16"}),
+    ],
+)
+def test_what_means_the_same_is_translated(words: str, expected: dict[str, Any]) -> None:
+    assert parse(*words.split()) == expected
+
+
+def test_every_translation_is_tried() -> None:
+    tried = {"data-parallel-size", "api-server-count", "distributed-executor-backend", "kv-cache-memory-bytes",
+             "max-num-queued-reqs", "max-num-queued-tokens", "shutdown-timeout", "sse-keep-alive-interval",
+             "h11-max-incomplete-event-size", "disable-fastapi-docs", "enable-force-include-usage",
+             "uvicorn-log-level", "allowed-origins"}  # fmt: skip
+    assert {flag.name for flag in FOREIGN if flag.becomes is not None} == tried
+
+
+def test_a_bad_value_of_anothers_flag_is_one_line() -> None:
+    assert refused("--allowed-origins", "*").startswith("--allowed-origins: ")
+    assert "whole number" in refused("--api-server-count", "many")
+    refused("--data-parallel-size")
+    assert "byte" in refused("--tokenizer", "/models/other")
+
+
+def test_a_flag_of_others_takes_its_own_words_only() -> None:
+    given = parsed("--use-tqdm-on-load", "m.gguf", "--max-log-len", "5", "--port", "1", "-O3")
+    assert given.values == {"model": "m.gguf", "port": 1} and len(given.notices) == 3
+
+
+def test_a_role_without_our_flag_says_whose_it_is() -> None:
+    with pytest.raises(UsageError, match="headrace serve"):
+        parse_flags("scheduler", "", flag_table.SCHEDULER, ["--data-parallel-size", "2"], environment={},
+                    foreign=flag_table.FOREIGN)  # fmt: skip
+
+
+def test_a_file_made_for_vllm_is_read_alike(tmp_path: Path) -> None:
+    config = tmp_path / "vllm.yaml"
+    config.write_text("port: 1\nenable-prefix-caching: true\ndata-parallel-size: 2\nenable_force_include_usage: true\n"
+                      "allowed-origins: [a]\nenable-lora: false\n")  # fmt: skip
+    given = parsed("--config", str(config))
+    assert given.values == {"port": 1, "groups": "2", "force_include_usage": True, "cors_origins": ("a",)}
+    assert len(given.notices) == 2
+    config.write_text("enable-lora: true\n")
+    assert "--enable-lora: " in refused("--config", str(config)) and "vllm.yaml" in refused("--config", str(config))
+
+
+def test_keys_are_handed_on_as_digests_and_open_the_network(tmp_path: Path) -> None:
+    byte = ("--tokenizer", "byte", "--engine", "scripted", "--launcher", "local")
+    given = parse(*byte, "--api-key", "sk-a", "sk-b")
+    settings = serve_settings(given, {})
+    assert settings.host == "0.0.0.0" and settings.asks_for_keys
+    values = frontend_values(settings.given)
+    assert "api_key" not in values and "sk-a" not in json.dumps(values)
+    assert values["api_key_digests"] == tuple(sha256(key).hexdigest() for key in (b"sk-a", b"sk-b"))
+    assert serve_settings({**given, "host": "127.0.0.1"}, {}).host == "127.0.0.1"
+    assert serve_settings(parse(*byte), {}).host == "127.0.0.1"
+    assert parse(environment={"HEADRACE_API_KEY": "sk-a sk-b"}) == {"api_key": ("sk-a", "sk-b")}
+    assert serve_settings(parse(*byte, "--api-key-file", "keys"), {}).given["api_key_file"] == str(
+        Path("keys").absolute()
+    )
+
+
+def test_every_flag_of_a_frontend_is_a_setting_of_it() -> None:
+    samples = {integer: "1", port: "1", number: "1", size: "1", tokens: "1", json_object: "{}"}
+    for flag in flag_table.FRONTEND:
+        if flag.name in ("config", "log-level"):
+            continue
+        value = () if flag.switch else (flag.choices[:1] or (samples.get(flag.parse, "model" if flag.name == "tokenizer"
+                                                             else "auto"),))  # fmt: skip
+        given = parse_flags("frontend", "", flag_table.FRONTEND, [f"--{flag.name}", *value], environment={}).values
+        made = msgspec.convert({"model": "m", "scheduler": "s", **frontend_values(given)}, FrontendSettings)
+        assert made != msgspec.convert({"model": "m", "scheduler": "s"}, FrontendSettings) or flag.choices or (
+            flag.name in ("tokenizer", "default-chat-template-kwargs", "generation-config")), flag.name  # fmt: skip
 
 
 def test_llama_cpp_spellings_are_understood() -> None:

@@ -32,7 +32,7 @@ class LintSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Areas, or parts of checks' names; empty is all."""
     json: str = ""
     concurrency: int = DEFAULT_CONCURRENCY
-    timeout: float = 60.0
+    timeout: float = 120.0
     complete: bool = False
     """What the server does not offer counts as wrong."""
 

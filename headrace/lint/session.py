@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.lint.exchange import Exchange
-from headrace.lint.verdicts import Wrong
-from headrace.lint.wire import Address, Connection, Reply, Silence, WireFault, request_bytes
+from headrace.lint.verdicts import NotOffered, Wrong
+from headrace.lint.wire import Address, Connection, Reply, Silence, Unreachable, WireFault, request_bytes
 
 if TYPE_CHECKING:
     from headrace.lint.facts import Facts
@@ -22,9 +22,11 @@ COMPLETIONS = "/v1/completions"
 MAX_REQUESTS = 200
 """Of one check."""
 CHECK_SECONDS = 300.0
+MAX_UNREACHABLE = 5
+"""Connections that could not be made, until no more are tried."""
 MAX_SILENCES = 5
 IMPATIENT_SECONDS = 3.0
-"""What a reply may take once several never came: a server that hangs is judged soon."""
+"""The longest wait once several never came: a server that hangs is judged soon."""
 
 QUESTION = "Count from one to twenty in words."
 BEGINNING = "One, two, three, four, five,"
@@ -39,7 +41,8 @@ class Target:
     address: Address
     model: str
     api_key: str = ""
-    request_seconds: float = 60.0
+    request_seconds: float = 120.0
+    """Longest wait for the next byte."""
 
 
 @dataclass
@@ -50,6 +53,8 @@ class Record:
     requests: int = 0
     silences: int = 0
     """Requests that were waited for in vain."""
+    unreachable: int = 0
+    """Connections that could not be made."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, exchange: Exchange) -> None:
@@ -62,10 +67,11 @@ class Record:
             self.requests += 1
             return self.silences < MAX_SILENCES
 
-    def silence(self) -> None:
-        """Count a request that was waited for in vain."""
+    def fault(self, fault: WireFault) -> None:
+        """Count what says that the server is in trouble as a whole."""
         with self._lock:
-            self.silences += 1
+            self.silences += isinstance(fault, Silence)
+            self.unreachable += isinstance(fault, Unreachable)
 
 
 class Session:
@@ -144,8 +150,7 @@ class Session:
                 connection.send(request_bytes(self.target.address, method, path, sent_headers, data))
                 yield OpenReply(self, connection, blank)
         except WireFault as fault:
-            if isinstance(fault, Silence):
-                self._record.silence()
+            self._record.fault(fault)
             raise Wrong(str(fault), blank) from None
 
     def connect(self) -> Connection:
@@ -154,10 +159,12 @@ class Session:
             self._requests += 1
             if self._requests > MAX_REQUESTS:
                 raise Wrong(f"more than {MAX_REQUESTS} requests in one check")
+        if self._record.unreachable >= MAX_UNREACHABLE:
+            raise NotOffered("the server is gone")
         seconds = self.target.request_seconds
         if not self._record.begin():
             seconds = min(seconds, IMPATIENT_SECONDS)
-        return Connection(self.target.address, min(self._end, time.monotonic() + seconds))
+        return Connection(self.target.address, self._end, seconds)
 
     def raw(self, connection: Connection, method: str, path: str, body: Mapping[str, Any] | None) -> Exchange:
         """One request on a connection that stays open. Raises WireFault."""

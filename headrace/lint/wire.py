@@ -30,6 +30,10 @@ class WireFault(Exception):
     """No reply could be read, or not all of it; the text says what came instead."""
 
 
+class Unreachable(WireFault):
+    """Nobody listens there."""
+
+
 class Silence(WireFault):
     """Time was up before the reply was whole."""
 
@@ -100,10 +104,11 @@ def request_bytes(address: Address, method: str, path: str, headers: Mapping[str
 
 
 class Connection:
-    """One connection; every operation ends by ``deadline`` (monotonic seconds)."""
+    """One connection; it waits ``patience`` seconds for the next byte, and not beyond ``deadline`` (monotonic)."""
 
-    def __init__(self, address: Address, deadline: float) -> None:
+    def __init__(self, address: Address, deadline: float, patience: float) -> None:
         self._deadline = deadline
+        self._patience = patience
         self._buffer = bytearray()
         try:
             raw = socket.create_connection((address.host, address.port), self._left())
@@ -111,7 +116,7 @@ class Connection:
             if address.secure:
                 self._socket = ssl.create_default_context().wrap_socket(raw, server_hostname=address.host)
         except OSError as error:
-            raise WireFault(f"no connection: {error}") from None
+            raise Unreachable(f"no connection: {error}") from None
         self._plain = not address.secure
 
     def __enter__(self) -> Connection:
@@ -273,7 +278,7 @@ class Connection:
         return bool(data)
 
     def _left(self) -> float:
-        left = self._deadline - time.monotonic()
+        left = min(self._patience, self._deadline - time.monotonic())
         if left <= 0:
             raise Silence("no reply in time")
         return left

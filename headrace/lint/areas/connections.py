@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from headrace.lint.exchange import Exchange
 from headrace.lint.session import CHAT, Session, encode
 from headrace.lint.verdicts import Wrong, check
 from headrace.lint.wire import request_bytes
@@ -59,7 +60,8 @@ def expect_continue(session: Session) -> None:
         connection.send(body)
         reply = connection.reply("POST")
     if reply.status != 200:
-        raise Wrong(f"answered {reply.status} to a request with Expect: 100-continue")
+        exchange = Exchange("POST", CHAT, body, reply, headers={"Expect": "100-continue"})
+        raise Wrong(f"answered {reply.status}", exchange)
 
 
 @check("5", "A body with a charset in its content type is read.")
@@ -94,10 +96,13 @@ def http_1_0(session: Session) -> None:
         with session.connect() as connection:
             connection.send(data)
             reply = connection.reply("POST")
-        if reply.status != 200 or reply.header("transfer-encoding"):
-            raise Wrong(f"answered {reply.status}, Transfer-Encoding {reply.header('transfer-encoding')!r}")
+        exchange = Exchange("POST", CHAT, body, reply, headers={"HTTP version": "1.0"})
+        if reply.status != 200:
+            raise Wrong(f"answered {reply.status}", exchange)
+        if reply.header("transfer-encoding"):
+            raise Wrong(f"Transfer-Encoding is {reply.header('transfer-encoding')!r}", exchange)
         if stream and not reply.body.endswith(b"data: [DONE]\n\n"):
-            raise Wrong(f"the stream ends with {reply.body[-40:]!r}")
+            raise Wrong(f"the stream ends with {reply.body[-40:]!r}", exchange)
 
 
 @check("8", "More than 16 KiB of headers are refused, and the server lives on.")

@@ -12,8 +12,8 @@ from headrace.lint.verdicts import NotOffered, Wrong, check_each
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
-    "long": {"max_tokens": 120},
-    "to its own end": {"max_tokens": 200, "stop": ["five", "5"]},
+    "long": {"max_tokens": 90},
+    "to its own end": {"max_tokens": 120, "stop": ["five", "5"]},
     "sampled with a seed": {"temperature": 1.2, "seed": 11, "max_tokens": 24},
     "hot with a seed": {"temperature": 2.0, "seed": 5, "max_tokens": 40},
     "n=3": {"n": 3, "temperature": 1.0, "seed": 3, "max_tokens": 16},

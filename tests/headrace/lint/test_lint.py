@@ -184,6 +184,15 @@ def test_what_cannot_be_judged_is_one_line(arguments: list[str], says: str, caps
     assert says in error and error.count("\n") == 1
 
 
+def test_a_server_that_goes_away_is_wrong_where_it_went_and_not_judged_on() -> None:
+    with fake_server() as server:
+        pass
+    outcomes = judge(server, "models", "errors", "streams")
+    wrong = titles(outcomes, Verdict.WRONG)
+    assert 0 < len(wrong) <= 8 and all("no connection" in why for why in wrong.values())
+    assert "the server is gone" in titles(outcomes, Verdict.NOT_OFFERED).values()
+
+
 def test_a_server_that_wants_a_key_says_so() -> None:
     with fake_server(key="secret") as server, pytest.raises(LintError, match="--api-key"):
         run(LintSettings(url=server.url))

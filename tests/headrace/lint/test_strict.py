@@ -76,7 +76,7 @@ def reply_to(data: bytes, method: str = "GET") -> Reply:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        with Connection(Address("127.0.0.1", listener.getsockname()[1]), time.monotonic() + 10) as connection:
+        with Connection(Address("127.0.0.1", listener.getsockname()[1]), time.monotonic() + 10, 10.0) as connection:
             connection.send(b"GET / HTTP/1.1\r\n\r\n")
             try:
                 return connection.reply(method)

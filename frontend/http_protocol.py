@@ -26,6 +26,7 @@ def protocol_for(settings: FrontendSettings) -> type[HttpToolsProtocol]:
 
     class Protocol(BoundedProtocol):
         max_head = settings.max_header_bytes
+        idle_seconds = settings.keep_alive
         frontend_name = settings.name
 
     return Protocol
@@ -36,10 +37,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     max_head: int
     """Bytes of request line and headers."""
+    idle_seconds: float
+    """A connection without a request is closed after so long."""
     frontend_name: str
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.timeout_keep_alive = self.idle_seconds  # type: ignore[assignment]
         self._in_head = False
         self._head_bytes = 0
         """Of complete headers and the request line so far."""

@@ -26,6 +26,7 @@ class MetricsServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._answer,
+                interface="asgi3",
                 http=protocol_for(frontend.settings),
                 ws="none",
                 lifespan="off",

@@ -122,7 +122,6 @@ def config_of(app: ASGIApp, settings: FrontendSettings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_keep_alive=round(settings.keep_alive),
         timeout_graceful_shutdown=round(LAST_WORDS_SECONDS),
         ssl_certfile=settings.ssl_certfile or None,
         ssl_keyfile=settings.ssl_keyfile or None,

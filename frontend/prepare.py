@@ -107,6 +107,11 @@ class Preparer:
         """The conversation as the template writes it; heavy, for a thread. Raises ApiError."""
         return self._maker.render(request)
 
+    @property
+    def template(self) -> ChatTemplate:
+        """The server's own templates."""
+        return self._template
+
     def template_source(self, rendered: Rendered) -> str:
         """The text of the server's template that made it."""
         return self._template.source(rendered.template)

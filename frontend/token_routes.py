@@ -181,7 +181,7 @@ def _has_messages(body: bytes) -> bool:
 
 
 def _one_prompt(frontend: Frontend, request: CommonFields) -> list[int]:
-    ids = frontend.preparer.prompt_ids(request)
+    ids = frontend.preparer.prompt_ids(request, frontend.client.model)
     if not ids:
         raise errors.invalid_value(
             "messages" if isinstance(request, ChatRequest) else "prompt", "The prompt has no tokens."

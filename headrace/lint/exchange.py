@@ -132,7 +132,10 @@ def accepted(exchange: Exchange, *fields: str) -> Exchange:
 
 def offered_route(exchange: Exchange) -> Exchange:
     """The exchange itself unless there is no such route. Raises NotOffered."""
-    missing = exchange.status in (404, 405, 501) and exchange.error.get("code") not in ("model_not_found", "not_found")
+    missing = exchange.status in (403, 404, 405, 501) and exchange.error.get("code") not in (
+        "model_not_found",
+        "not_found",
+    )
     if missing:
         raise NotOffered(f"no such route: {exchange.method} {exchange.path} answered {exchange.status}")
     return exchange

@@ -124,9 +124,10 @@ class Session:
         headers: Mapping[str, str] | None = None,
         key: bool = True,
         record: bool = True,
+        patience: float | None = None,
     ) -> Exchange:
         """One request on its own connection. Raises Wrong when no whole reply comes."""
-        with self.opened(method, path, body, headers=headers, key=key) as open_reply:
+        with self.opened(method, path, body, headers=headers, key=key, patience=patience) as open_reply:
             open_reply.read()
             return open_reply.finish(record=record)
 
@@ -139,6 +140,7 @@ class Session:
         *,
         headers: Mapping[str, str] | None = None,
         key: bool = True,
+        patience: float | None = None,
     ) -> Iterator[OpenReply]:
         """A request whose reply is read as far as wanted; leaving the block hangs up."""
         data = encode(body) if isinstance(body, Mapping) else body
@@ -146,14 +148,14 @@ class Session:
         fields = body if isinstance(body, Mapping) else None
         blank = Exchange(method, path, data or b"", Reply(0, b"", ()), fields, headers=headers or {})
         try:
-            with self.connect() as connection:
+            with self.connect(patience) as connection:
                 connection.send(request_bytes(self.target.address, method, path, sent_headers, data))
                 yield OpenReply(self, connection, blank)
         except WireFault as fault:
             self._record.fault(fault)
             raise Wrong(str(fault), blank) from None
 
-    def connect(self) -> Connection:
+    def connect(self, patience: float | None = None) -> Connection:
         """A bare connection. Raises WireFault."""
         with self._lock:
             self._requests += 1
@@ -161,7 +163,7 @@ class Session:
                 raise Wrong(f"more than {MAX_REQUESTS} requests in one check")
         if self._record.unreachable >= MAX_UNREACHABLE:
             raise NotOffered("the server is gone")
-        seconds = self.target.request_seconds
+        seconds = patience or self.target.request_seconds
         if not self._record.begin():
             seconds = min(seconds, IMPATIENT_SECONDS)
         return Connection(self.target.address, self._end, seconds)

@@ -55,7 +55,7 @@ def large_body(session: Session, route: str) -> None:
 
 @check("5", "A body that says it is too large is refused before it is sent.")
 def large_body_declared(session: Session) -> None:
-    exchange = session.post(CHAT, b"{", headers={"Content-Length": str(60 << 20)})
+    exchange = session.post(CHAT, b"{", headers={"Content-Length": str(60 << 20)}, patience=5.0)
     refused(exchange, 413)
 
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from headrace.lint.answers import Answer, answer_of
-from headrace.lint.exchange import Exchange, refused, unsupported
+from headrace.lint.exchange import Exchange, refused
 from headrace.lint.session import Session
 from headrace.lint.verdicts import NotOffered, Wrong, check, check_each
 
@@ -51,7 +51,7 @@ REASONING: dict[str, dict[str, Any]] = {
 
 
 def _offered(exchange: Exchange, *fields: str) -> Answer:
-    if exchange.status == 400 and (unsupported(exchange) or exchange.error.get("param")):
+    if exchange.status == 400:
         refused(exchange, 400)
         raise NotOffered(str(exchange.error.get("message", ""))[:120])
     return answer_of(exchange, *fields)

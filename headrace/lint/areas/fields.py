@@ -339,15 +339,25 @@ def token_masks(session: Session) -> None:
             raise Wrong(f"tokens {now} where only {ids[-1]} is allowed", exchange)
 
 
-@check_each("2", "bad_words keep words out on {case}.", routes())
-def bad_words(session: Session, route: str) -> None:
-    session.facts.samples(session, route)
-    words = [word for word in session.facts.reference(session, route).text.split() if word.isalpha() and len(word) > 2]
-    if not words:
-        raise NotOffered("the answer has no words")
-    exchange = accepted(session.ask(route, bad_words=[words[0]], max_tokens=24), "bad_words")
-    if words[0] in _said(exchange)[0]:
-        raise Wrong(f"{words[0]!r} is in the answer", exchange)
+@check("2", "bad_words keep a word's tokens out.")
+def bad_words(session: Session) -> None:
+    session.facts.samples(session, "completions")
+    plain = accepted(session.complete(max_tokens=24, return_token_ids=True), "return_token_ids")
+    ids = plain.json["choices"][0].get("token_ids") or []
+    for word in dict.fromkeys(_said(plain)[0].split()):
+        banned = session.facts.tokens(session, f" {word}")
+        if not _within(banned, ids):
+            continue
+        fields = {"bad_words": [word], "return_token_ids": True}
+        exchange = accepted(session.complete(max_tokens=24, **fields), *fields)
+        if _within(banned, exchange.json["choices"][0]["token_ids"]):
+            raise Wrong(f"the tokens {banned} of {word!r} are in the answer", exchange)
+        return
+    raise NotOffered("the answer has no word that is known by its tokens")
+
+
+def _within(part: list[int], ids: list[int]) -> bool:
+    return any(ids[at : at + len(part)] == part for at in range(len(ids) - len(part) + 1))
 
 
 @check_each("2", "min_tokens and ignore_eos hold on {case}.", routes())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import signal
 import socket
 import ssl
@@ -17,7 +18,7 @@ from collections.abc import Callable, Generator
 import uvicorn
 from starlette.types import ASGIApp
 
-from frontend import errors
+from frontend import doctor, errors
 from frontend.http_protocol import protocol_for
 from frontend.metrics_server import MetricsServer
 from frontend.service import Frontend
@@ -48,6 +49,7 @@ class FrontendServer(uvicorn.Server):
         super().__init__(config_of(app, frontend.settings))
         self._metrics = metrics
         self._serving_metrics: asyncio.Task[None] | None = None
+        self._examining: asyncio.Task[None] | None = None
         self.fatal = False
         """What ends this server is an error, not a wish."""
         self._frontend = frontend
@@ -71,6 +73,8 @@ class FrontendServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if is_first(self._frontend.settings.name):
+            self._examining = asyncio.create_task(examine_template(self._frontend))
         if self._metrics is not None:
             self._serving_metrics = asyncio.create_task(self._metrics.run_until_told())
 
@@ -107,6 +111,24 @@ class FrontendServer(uvicorn.Server):
             log.warning("drain limit reached: %d requests end with an error", frontend.under_way)
             frontend.client.fail_all(errors.unavailable("This server is shutting down."))
         self.should_exit = True
+
+
+def is_first(name: str) -> bool:
+    """Whether this frontend speaks for those beside it, which have the same template: frontend-0, or one alone."""
+    return not re.search(r"-[1-9]\d*$", name)
+
+
+async def examine_template(frontend: Frontend) -> None:
+    """Log what the template doctor finds, as loudly as it is bad; nobody waits for it."""
+
+    def work() -> list[doctor.Finding]:
+        return doctor.examine(
+            frontend.artefacts, frontend.preparer.template, frontend.settings.default_chat_template_kwargs
+        )
+
+    findings = await frontend.preparer.in_pool(work)
+    level = logging.WARNING if doctor.worst(findings) >= doctor.Severity.WARNING else logging.INFO
+    log.log(level, "the chat template of %s:\n%s", frontend.artefacts.name, doctor.table(findings))
 
 
 def config_of(app: ASGIApp, settings: FrontendSettings) -> uvicorn.Config:

@@ -12,6 +12,7 @@ COMMANDS = {
     "serve": "serve a model on this host: everything below, started and supervised",
     "chat": "talk with a running server in the terminal",
     "lint": "judge any server by the OpenAI wire contract, on the bytes it sends",
+    "doctor": "judge a model's chat template",
     "frontend": "HTTP role alone",
     "scheduler": "scheduler role alone",
     "workers": "launcher role alone: starts and keeps the ranks of a model",

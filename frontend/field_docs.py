@@ -86,6 +86,9 @@ _ERRORS = {
     "messages": "400 `context_length_exceeded` when the prompt fills the context",
     "prompt": "400 `context_length_exceeded` when the prompt fills the context",
     "max_tokens": "clamped and named in `x-clamped`; 400 under `--strict-limits`",
+    "best_of": "400 `unsupported_parameter`",
+    "chat_template": "400 `unsupported_parameter`",
+    "logit_bias": "400 `invalid_type` or `invalid_value`, at `logit_bias.ID`",
     "max_completion_tokens": "clamped and named in `x-clamped`; 400 under `--strict-limits`",
 }
 
@@ -131,7 +134,7 @@ def _describe(rule: Rule, declared: Schema, docstring: str, synonyms: tuple[str,
     if rule.refused:
         neutral = [None, [], {}, *rule.refused.neutral]
         schema = {"enum": neutral}
-        meaning = f"Only {_values(neutral)}. {docstring}".strip()
+        meaning = f"Not offered. {docstring}".strip()
         error, default = "400 `unsupported_parameter`", "none"
     elif rule.inert:
         meaning, default = docstring or "Accepted; changes nothing.", "none"

@@ -38,7 +38,9 @@ class TokenizeTextRequest(CompletionRequest, kw_only=True, frozen=True):
     """POST /v1/tokenize with ``prompt``: one prompt."""
 
     model: str = ""
+    """The first served name unless given."""
     return_token_strs: bool | None = None
+    """False leaves ``token_strs`` out."""
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
@@ -46,6 +48,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, frozen=True):
 
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_DETOKENIZED)]
     model: str = ""
+    """The first served name unless given."""
     skip_special_tokens: bool | None = None
     """Leave special tokens out of the text; they are in it unless told otherwise."""
 

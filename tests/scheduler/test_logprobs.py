@@ -121,14 +121,31 @@ def test_a_group_that_dies_in_a_prefill_costs_no_record(rig: Rig, steps: int) ->
 
 def test_a_row_that_was_not_ready_gives_its_records_later(rig: Rig) -> None:
     for late in range(4):
-        worker, frontend = rig.group(register(incarnation=late + 1, max_tokens_per_step=6)), rig.frontend()
+        worker, frontend = rig.group(register(incarnation=late + 1, max_tokens_per_step=8)), rig.frontend()
+        for rid in (2, 3):
+            rig.submit(frontend, submit(rid, [rid], max_tokens=20, sampling=Sampling(logprobs=rid)))
+        rig.step(worker)
+        rig.step(worker)
         rig.submit(frontend, submit(1, PROMPT, max_tokens=3, sampling=BOTH))
+        rig.step(worker)
         for step in range(9):
-            if worker.plans:
-                rig.step(worker, {0: RowStatus.NOT_READY} if late <= step <= late + 1 else None)
+            chunk_not_ready = late <= step <= late + 1 and worker.plans[0].chunks
+            rig.step(worker, {2: RowStatus.NOT_READY} if chunk_not_ready else None)
         rig.run_until_idle()
         assert frontend.judged[1] == len(PROMPT) - 1
         rig.check_outcomes()
+
+
+@pytest.mark.parametrize("status", [RowStatus.NAN, RowStatus.EMPTY_SUPPORT, RowStatus.FAULT])
+def test_a_chunk_that_failed_owes_no_records(rig: Rig, status: RowStatus) -> None:
+    worker, frontend = rig.group(register(max_tokens_per_step=30)), rig.frontend()
+    for rid in (1, 2):
+        rig.submit(frontend, submit(rid, PROMPT, sampling=BOTH))
+    rig.step(worker, {0: status})
+    rig.run_until_idle()
+    assert worker.resets == 1
+    assert frontend.finishes[1].reason is FinishReason.ERROR and frontend.judged == {1: 0, 2: len(PROMPT) - 1}
+    rig.check_outcomes()
 
 
 def test_a_resume_goes_on_with_the_records_of_its_next_id(rig: Rig) -> None:
@@ -202,6 +219,20 @@ def test_scoring_survives_preemption_and_the_death_of_its_group(rig: Rig) -> Non
     rig.group(register(incarnation=2, **TIGHT))
     rig.run_until_idle()
     assert frontend.judged[2] == 18 and not frontend.output[2]
+    rig.check_outcomes()
+
+
+def test_scoring_that_is_preempted_with_its_last_chunk_out_ends_with_that_chunk(rig: Rig) -> None:
+    worker, frontend = rig.group(register(**{**TIGHT, "max_tokens_per_step": 2})), rig.frontend()
+    rig.submit(frontend, submit(1, [1, 2, 3, 4, 5], max_tokens=25, priority=-1))
+    for _ in range(5):
+        rig.step(worker)
+    rig.submit(frontend, submit(2, list(range(13)), max_tokens=0, sampling=BOTH))
+    while not rig.cell.load().groups[0].preemptions:
+        rig.step(worker)
+    assert frontend.judged[2] == 11 and 2 not in frontend.finishes
+    rig.run_until_idle()
+    assert len(prompt_alternatives(worker)) == 2, "it did not start over"
     rig.check_outcomes()
 
 

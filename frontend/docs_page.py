@@ -79,9 +79,15 @@ def _route(path: str, method: str, operation: dict[str, Any]) -> str:
 
 def _given(contents: dict[str, Any]) -> str:
     return "<br>".join(
-        f"{_type(content['schema'].get('x-headrace-event', content['schema']))} <span>{html.escape(kind)}</span>"
-        for kind, content in contents.items()
+        f"{_type(_item(content['schema']))} <span>{html.escape(kind)}</span>" for kind, content in contents.items()
     )
+
+
+def _item(schema: dict[str, Any]) -> dict[str, Any]:
+    """What an event holds, or the schema itself."""
+    forms = schema.get("properties", {}).get("data", {}).get("anyOf", [{}])
+    item: dict[str, Any] = forms[0].get("contentSchema", schema)
+    return item
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:

@@ -165,9 +165,21 @@ def _answer(text: str, contents: Mapping[str, str]) -> Schema:
 def _schema_of(kind: str, name: str) -> Schema:
     if kind == EVENTS:
         return {
-            "type": "string",
-            "description": "One `data: ` line of JSON an event, and `data: [DONE]` at the end.",
-            "x-headrace-event": {"$ref": REF.format(name=name)},
+            "type": "object",
+            "description": "One server-sent event; the last one's data is `[DONE]`.",
+            "properties": {
+                "data": {
+                    "anyOf": [
+                        {
+                            "type": "string",
+                            "contentMediaType": JSON,
+                            "contentSchema": {"anyOf": [{"$ref": REF.format(name=it)} for it in (name, "Error")]},
+                        },
+                        {"const": "[DONE]"},
+                    ]
+                }
+            },
+            "required": ["data"],
         }
     return {"$ref": REF.format(name=name)} if name else {"type": "string"}
 

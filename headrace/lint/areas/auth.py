@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.lint.exchange import refused
+from headrace.lint.exchange import offered_route, refused
 from headrace.lint.session import CHAT, COMPLETIONS, Session
 from headrace.lint.verdicts import NotOffered, Wrong, check, check_each
 
@@ -44,8 +44,9 @@ def guarded(session: Session, case: tuple[str, str]) -> None:
     _needs_key(session)
     method, path = case
     body = b"{}" if method == "POST" else None
-    if session.send(method, path, body).status in (404, 405):
-        raise NotOffered("no such route")
+    exchange = session.send(method, path, body)
+    if exchange.status != 403:
+        offered_route(exchange)
     for headers in (
         {},
         {"Authorization": "Bearer wrong"},

@@ -67,8 +67,11 @@ for chunk in stream:
 <table>
 <tr><td><code>POST /v1/chat/completions</code></td><td>chat, streamed or whole</td></tr>
 <tr><td><code>POST /v1/completions</code></td><td>plain text completion, streamed or whole</td></tr>
+<tr><td><code>POST /v1/chat/completions/render</code></td><td>the prompt a chat becomes, token by token</td></tr>
+<tr><td><code>POST /v1/tokenize</code></td><td>token ids of a prompt or a chat</td></tr>
 <tr><td><a href="$root/v1/models"><code>GET /v1/models</code></a></td><td>what is served, and how it is</td></tr>
 <tr><td><a href="$root/health"><code>GET /health</code></a></td><td>200 when requests are welcome</td></tr>
+<tr><td><a href="$root/docs"><code>GET /docs</code></a></td><td>every route and field</td></tr>
 <tr><td><a href="$root/metrics"><code>GET /metrics</code></a></td><td>Prometheus</td></tr>
 </table>
 </main>

@@ -6,7 +6,8 @@ import asyncio
 import secrets
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from frontend.errors import ApiError
 from frontend.settings import FrontendSettings
@@ -43,6 +44,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._application = self.app
+        self.app = self._call_application
         self.timeout_keep_alive = self.idle_seconds  # type: ignore[assignment]
         self._in_head = False
         self._head_bytes = 0
@@ -96,6 +99,12 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._refuse(ApiError(400, "This is not HTTP/1.1 as servers read it.", code="invalid_http"))
 
+    async def _call_application(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = self.cycle
+        if scope["http_version"] == "1.0" and cycle.scope is scope:
+            send = _unframed(cycle)
+        await self._application(scope, receive, send)
+
     def _count(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > self.max_head:
@@ -132,6 +141,25 @@ class BoundedProtocol(HttpToolsProtocol):
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             self.transport.write(STATUS_LINE[error.status] + lines.encode("latin-1", "replace") + b"\r\n" + body)
         self.transport.close()
+
+
+def _unframed(cycle: RequestResponseCycle) -> Send:
+    """Sends an answer of unknown length to a client of HTTP/1.0, which cannot read chunks: the body as it is, and the
+    end of the connection is its end. uvicorn counts what is still due of a body without chunks, so each piece is due
+    when it is sent."""
+    streamed = False
+
+    async def send(message: Message) -> None:
+        nonlocal streamed
+        if message["type"] == "http.response.start":
+            streamed = not any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if streamed:
+                cycle.chunked_encoding = False
+        elif streamed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(message)  # type: ignore[arg-type]
+
+    return send
 
 
 def _too_large(limit: int) -> ApiError:

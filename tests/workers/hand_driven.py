@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import zmq
 
@@ -155,5 +155,8 @@ class Group:
         return done, unpack_u8(done.counts).tolist(), unpack_u32(done.ids).tolist()
 
 
-def slot_add(slot: int, tokens: list[int] | bytes, prompt_len: int | None = None, seed: int = 1) -> SlotAdd:
-    return SlotAdd(slot, pack_u32(tokens), len(tokens) if prompt_len is None else prompt_len, seed, Sampling())
+def slot_add(
+    slot: int, tokens: list[int] | bytes, prompt_len: int | None = None, seed: int = 1, **sampling: Any
+) -> SlotAdd:
+    prompt_len = len(tokens) if prompt_len is None else prompt_len
+    return SlotAdd(slot, pack_u32(tokens), prompt_len, seed, Sampling(**sampling))

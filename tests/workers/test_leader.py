@@ -40,6 +40,7 @@ class EchoEngine:
         self.description = EngineDescription(SHAPE, b"n" * 16, b"t" * 16, "echo")
         self.next_step: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.status: dict[int, RowStatus] = {}
+        self.records = (b"", b"")
         self.resets = 0
 
     def execute(self, batch: StepBatch, table: SlotTable) -> RowResults:
@@ -48,7 +49,14 @@ class EchoEngine:
         status = np.array([self.status.get(int(slot), RowStatus.OK) for slot in batch.slots], dtype=np.uint8)
         returned = batch.samples & (status == RowStatus.OK)
         ids = [(table.sequence(int(slot))[-1] + 1) % SHAPE.vocab_size for slot in batch.slots[returned]]
-        return RowResults(returned.astype(np.uint8), np.array(ids, dtype=np.int32), status)
+        logprobs, prompt_logprobs = self.records
+        return RowResults(
+            returned.astype(np.uint8),
+            np.array(ids, dtype=np.int32),
+            status,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def reset(self) -> None:
         self.resets += 1
@@ -125,6 +133,14 @@ def test_a_plan_is_executed_and_its_features_reported(scheduler, running) -> Non
     done, counts, ids = group.done()
     assert (counts, ids) == ([1, 0], [14]), "a chunk before the end of its sequence returns nothing"
     assert (done.prefill_tokens, done.decode_seqs, done.sum_ctx_decode, done.sum_chunk_ctx_prefill) == (1, 1, 4, 1)
+
+
+def test_logprobs_go_out_as_the_engine_gave_them(scheduler, running) -> None:
+    group = scheduler.open_group()
+    running.engine.records = (b"output", b"prompt")
+    group.add(0, [10, 20, 30])
+    done, _, _ = group.done()
+    assert (done.logprobs, done.prompt_logprobs) == (b"output", b"prompt")
 
 
 def test_plans_in_flight_are_executed_strictly_in_order(scheduler, running) -> None:

@@ -134,7 +134,7 @@ class AnswerStream:
         if self._failure is not None:
             raise self._failure
         self._news = False
-        if self._deadline is not None and any(self._choices[index].expired for index in self._changed):
+        if any(self._choices[index].expired for index in self._changed):
             self._expire()
         changed = sorted(self._changed | self._unscored)
         self._changed.clear()

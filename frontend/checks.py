@@ -10,6 +10,7 @@ from typing import Any
 
 from frontend import errors
 from frontend.requests import (
+    MAX_BAD_WORD_BYTES,
     MAX_PROMPTS,
     MAX_STOP_BYTES,
     ChatRequest,
@@ -26,13 +27,8 @@ def check(request: CommonFields, *, vocabulary: int, max_logprobs: int) -> None:
     _check_ids(request.stop_token_ids or (), "stop_token_ids", vocabulary)
     _check_ids(request.allowed_token_ids or (), "allowed_token_ids", vocabulary)
     _check_biases(request.logit_bias or {}, vocabulary)
-    for name, strings in (("stop", request.stop_strings()), ("bad_words", request.bad_words or [])):
-        for at, string in enumerate(strings):
-            if len(string.encode()) > MAX_STOP_BYTES:
-                param = f"{name}[{at}]"
-                raise errors.invalid_value(
-                    param, f"Invalid value for '{param}': expected at most {MAX_STOP_BYTES} bytes."
-                )
+    _check_strings("stop", request.stop_strings(), MAX_STOP_BYTES)
+    _check_strings("bad_words", request.bad_words or [], MAX_BAD_WORD_BYTES)
     if request.stream_options is not None and not request.stream:
         raise errors.invalid_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
     if request.best_of is not None and request.best_of != request.choices:
@@ -54,6 +50,13 @@ def _check_logprobs(request: CommonFields, most: int) -> None:
     for name, value in (*asked, ("prompt_logprobs", request.prompt_logprobs or 0)):
         if value > most:
             raise errors.invalid_value(name, f"Invalid value for '{name}': expected at most {most}, got {value}.")
+
+
+def _check_strings(name: str, strings: list[str], most: int) -> None:
+    for at, string in enumerate(strings):
+        if len(string.encode()) > most:
+            param = f"{name}[{at}]"
+            raise errors.invalid_value(param, f"Invalid value for '{param}': expected at most {most} bytes.")
 
 
 def _check_ids(ids: Sequence[int], name: str, vocabulary: int) -> None:

@@ -18,6 +18,7 @@ from frontend.delivery import StreamDelivery, StreamOptions, Timing
 from frontend.errors import ApiError
 from frontend.exchange import JSON_HEADERS, STREAM_HEADERS, ClientGone, Exchange
 from frontend.guard import caller_of
+from frontend.keys import Caller
 from frontend.prompts import skips_special
 from frontend.requests import CommonFields
 from frontend.scores import Speller
@@ -54,20 +55,23 @@ class Generation(Response):
             self._frontend.metrics.disconnects.inc()
 
     async def _answer(self, exchange: Exchange, body: bytes) -> None:
-        request, ignored = await self._frontend.read(body, self._route.request)
+        caller = caller_of(exchange.scope)
+        request, ignored = await self._frontend.read(body, self._route.request, caller=caller)
         headers = {"x-ignored-fields": fields.ignored_header(ignored)} if ignored else {}
         if request.request_id is not None and exchange.header(REQUEST_ID.encode()) is None:
             headers[REQUEST_ID] = request.request_id
         try:
-            await self._generate(exchange, request, headers)
+            await self._generate(exchange, request, caller, headers)
         except ApiError as error:
             error.headers.update(headers)
             raise
 
-    async def _generate(self, exchange: Exchange, request: CommonFields, headers: dict[str, str]) -> None:
+    async def _generate(
+        self, exchange: Exchange, request: CommonFields, caller: Caller, headers: dict[str, str]
+    ) -> None:
         frontend = self._frontend
         deadline = None if request.timeout is None else self._began + request.timeout
-        prepared = await frontend.prepare(request, caller=caller_of(exchange.scope), deadline=deadline)
+        prepared = await frontend.prepare(request, caller=caller, deadline=deadline)
         headers = {**headers, **prepared.notes}
         with frontend.open(prepared, request) as stream:
             answer = self._route.answer(

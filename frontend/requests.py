@@ -23,6 +23,7 @@ MAX_STOP_BYTES = 256
 MAX_STOP_IDS = 1024
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD_BYTES = 128
 MAX_ALLOWED_IDS = 2**18
 MAX_SALT = 128
 MAX_REQUEST_ID = 256
@@ -41,7 +42,7 @@ Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 RepetitionPenalty = Annotated[float, Meta(gt=0.0, le=100.0)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
-BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_BYTES)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_BYTES)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):

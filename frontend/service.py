@@ -81,7 +81,8 @@ class Frontend:
         self.metrics = Metrics(lambda: self.client.load, self.client.statistics, lambda: self.under_way)
         self.preparing = 0
         """Requests between their arrival and their Submit."""
-        self._logged_fields: set[str] = set()
+        self._logged_fields: set[tuple[str, str]] = set()
+        """Who sent which field that was ignored, as far as it was logged."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -116,7 +117,9 @@ class Frontend:
         if model not in self.names:
             raise errors.model_not_found(model[:256])
 
-    async def read(self, body: bytes, kind: type[CommonFields]) -> tuple[CommonFields, list[str]]:
+    async def read(
+        self, body: bytes, kind: type[CommonFields], *, caller: Caller = ANYONE
+    ) -> tuple[CommonFields, list[str]]:
         """The request in a body, checked, and its ignored fields. Raises ApiError."""
 
         def work() -> tuple[CommonFields, list[str]]:
@@ -127,9 +130,10 @@ class Frontend:
 
         request, ignored = work() if len(body) <= INLINE_BODY else await self.preparer.in_pool(work)
         for name in ignored:
-            if name not in self._logged_fields and len(self._logged_fields) < MAX_LOGGED_FIELDS:
-                self._logged_fields.add(name)
-                log.info("request field ignored: %s", fields.ignored_header([name]))
+            seen = (caller.tenant, name[: fields.MAX_IGNORED_NAME])
+            if seen not in self._logged_fields and len(self._logged_fields) < MAX_LOGGED_FIELDS:
+                self._logged_fields.add(seen)
+                log.info("request field of %s ignored: %s", caller.tenant or "anyone", fields.ignored_header([name]))
         return request, ignored
 
     async def prepare(

@@ -11,7 +11,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import Any
 
@@ -72,6 +72,14 @@ class Script:
     """Where prefill chunks end, for the logprobs of the prompt."""
     scores_prompt: bool = True
     """False breaks the promise of prompt logprobs."""
+
+    variants: Sequence[Sequence[int]] = ()
+    """Outputs of the choices after the first, over and over; empty: all have the same."""
+
+    def of_choice(self, at: int) -> Script:
+        """What becomes of one of several choices."""
+        ids = self.ids if at == 0 or not self.variants else self.variants[(at - 1) % len(self.variants)]
+        return replace(self, ids=ids)
 
     @classmethod
     def text(cls, text: str | bytes, *, eos: int | None = 258, **options: Any) -> Script:
@@ -214,9 +222,9 @@ class FakeScheduler:
             return
         if not script.admit:
             return
-        for choice in submit.choices:
+        for at, choice in enumerate(submit.choices):
             stops = frozenset(unpack_u32(submit.stop_ids).tolist())
-            self.jobs[choice.rid] = Job(peer, choice.rid, script, submit, len(choice.resume) // 4, stops)
+            self.jobs[choice.rid] = Job(peer, choice.rid, script.of_choice(at), submit, len(choice.resume) // 4, stops)
             started = (Started(choice.rid, GROUP, script.cached),)
             self._send(peer, Frame(GROUP, 0, started=started))
             if submit.sampling.prompt_logprobs >= 0 and script.scores_prompt:

@@ -192,8 +192,10 @@ class GroupScheduler:
         ended = stopped | (slots.outputs[where] >= slots.limit[where])
         if rows.status.any():
             ended |= rows.status[at] == RowStatus.GRAMMAR_END
+        scored = False
         for row in np.flatnonzero(ended).tolist():
             sequence = slots.sequence(int(where[row]))
+            scored |= sequence.request.scoring
             count, stop_id = int(first[row] + taken[row]), -1
             if stopped[row]:
                 reason, stop_id = FinishReason.STOP, int(ids[row, stop[row]])
@@ -201,7 +203,7 @@ class GroupScheduler:
                 reason = FinishReason.LENGTH if count >= sequence.request.limit else FinishReason.GRAMMAR
             self.end(sequence)
             finished.append(Finished(sequence, reason, count, stop_id))
-        return delivery if taken.all() else delivery.without_empty_rows()
+        return delivery.without_empty_rows() if scored else delivery
 
     def _take_failures(self, record: PlanRecord, rows: Rows, live: BoolArray, finished: list[Finished]) -> None:
         """A failed row ends its own request; a row that was not ready stays where it was."""

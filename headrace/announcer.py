@@ -44,13 +44,14 @@ class Announcer:
             self._err.write(f"{stage} …\n")
         self._err.flush()
 
-    def ready(self, name: str, url: str, detail: str) -> None:
+    def ready(self, name: str, url: str, detail: str, *, asks_for_keys: bool = False) -> None:
         """The line that scripts wait for, and a call to paste."""
         self.erase()
         body = json.dumps({"model": name, "messages": [{"role": "user", "content": "What is the capital of France?"}]})
+        key = "    -H 'authorization: Bearer KEY' \\\n" if asks_for_keys else ""
         self._out.write(
             f"headrace {version()} serves {name} at {url}/v1  ({detail}, {self._seconds():.1f} s)\n\n"
-            f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
+            f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n{key}"
             f"    -d {shlex.quote(body)}\n\n"
         )
         self._out.flush()

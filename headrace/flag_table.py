@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from headrace.flags import (
     Flag,
+    alternatives,
+    cert_reqs,
     dtype,
     fraction,
     generation_config,
@@ -48,8 +50,14 @@ HTTP = (
 )
 
 ACCESS = (
-    Flag("api-key", "keys that open the API; better in HEADRACE_API_KEY or a file", many=True, metavar="KEY"),
-    Flag("api-key-file", "file of keys, one a line, bare or as JSON objects", metavar="FILE"),
+    Flag(
+        "api-key",
+        "keys that open the API; better in HEADRACE_API_KEY or a file",
+        many=True,
+        metavar="KEY",
+        guards=True,
+    ),
+    Flag("api-key-file", "file of keys, one a line, bare or as JSON objects", metavar="FILE", guards=True),
     Flag("prefix-share", "whose prompts share cached prefixes (key)", choices=("key", "tenant", "all")),
     Flag("metrics-public", "/metrics needs no key", switch=True),
     Flag("metrics-port", "a port of its own for /metrics, open to all; the next ones for more frontends", port),
@@ -59,7 +67,7 @@ ACCESS = (
     Flag("ssl-certfile", "certificate chain; the API is https then", metavar="FILE"),
     Flag("ssl-keyfile", "its key, when it is a file of its own", metavar="FILE"),
     Flag("ssl-ca-certs", "whose client certificates are good", metavar="FILE"),
-    Flag("ssl-cert-reqs", "client certificates: 0 none, 1 optional, 2 required (0)", integer),
+    Flag("ssl-cert-reqs", "client certificates: 0 none, 1 optional, 2 required (0)", cert_reqs, metavar="N"),
 )
 
 ANSWERS = (
@@ -80,7 +88,7 @@ ANSWERS = (
     ),
     Flag("strict-fields", "refuse unknown request fields", switch=True),
     Flag("strict-limits", "refuse output limits beyond the context instead of clamping them", switch=True),
-    Flag("max-logprobs", "most alternatives a token (20)", integer),
+    Flag("max-logprobs", "most alternatives a token (20)", alternatives, metavar="N"),
     Flag("return-tokens-as-token-ids", "logprobs name tokens token_id:N", switch=True),
     Flag("force-include-usage", "every stream ends with usage", switch=True),
     Flag("separate-finish-chunk", "finish_reason always rides on an empty delta", switch=True),

@@ -37,6 +37,8 @@ class Flag:
     switch: bool = False
     """Takes no value."""
     key: str = field(default="")
+    guards: bool = False
+    """A door would stand open without it: its environment variable may not be set and empty."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key or self.name.replace("-", "_"))
@@ -170,6 +172,20 @@ def dtype(text: str) -> str:
     return _one_of(name, ("auto", "float32", "bfloat16", "float16"))
 
 
+def alternatives(text: str) -> int:
+    """How many alternatives to a token may be asked for."""
+    value = integer(text)
+    if not 0 <= value <= 20:
+        raise UsageError(f"{value} is not in 0 to 20; more alternatives are never given")
+    return value
+
+
+def cert_reqs(text: str) -> int:
+    """Whether client certificates are asked for: 0 to 2, as Python's ssl module has it, or in words."""
+    names = ("none", "optional", "required")
+    return names.index(_one_of(names[int(text)] if text in ("0", "1", "2") else text, names))
+
+
 def generation_config(text: str) -> str:
     """Where sampling defaults come from; vLLM calls the API's own "vllm"."""
     return _one_of({"vllm": "none"}.get(text, text), ("auto", "none"))
@@ -266,6 +282,8 @@ def _from_environment(flags: Iterable[Flag], environment: Mapping[str, str]) -> 
     values = {}
     for flag in flags:
         text = environment.get(flag.variable, "")
+        if flag.guards and flag.variable in environment and not text.strip():
+            raise UsageError(f"{flag.variable} is set and empty; unset it, or give it a value")
         if text:
             values[flag.key] = _read(flag, text.split() if flag.many else text, flag.variable)
     return values

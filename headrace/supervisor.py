@@ -258,7 +258,7 @@ class Supervisor:
         groups = self._settings.groups
         detail = f"{_count(self._settings.frontends, 'frontend')}, {_count(groups, 'group')}, {self._settings.launcher}"
         url = f"{self._settings.scheme}://{_reachable(host)}:{port}"
-        self._announcer.ready(self._names.value[0], url, detail)
+        self._announcer.ready(self._names.value[0], url, detail, asks_for_keys=self._settings.asks_for_keys)
 
     async def _watch(self) -> None:
         """Once a second: kill children that stand still, collect orphans, show time passing."""

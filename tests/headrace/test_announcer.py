@@ -52,3 +52,10 @@ def test_what_went_wrong_is_a_line_of_its_own() -> None:
     announcer.progress("loading")
     announcer.say("frontend-0 ended")
     assert err.getvalue().endswith("\r\x1b[Kheadrace: frontend-0 ended\n")
+
+
+def test_the_call_to_paste_names_a_key_where_one_is_asked_for() -> None:
+    for asks in (False, True):
+        out = io.StringIO()
+        Announcer(out, io.StringIO()).ready("m", "https://h:1", "1 frontend", asks_for_keys=asks)
+        assert ("authorization: Bearer KEY" in out.getvalue()) is asks

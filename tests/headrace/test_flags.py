@@ -16,6 +16,8 @@ from headrace.flags import (
     Flag,
     Parsed,
     UsageError,
+    alternatives,
+    cert_reqs,
     integer,
     json_object,
     number,
@@ -242,8 +244,22 @@ def test_keys_are_handed_on_as_digests_and_open_the_network(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.parametrize("variable", ["HEADRACE_API_KEY", "HEADRACE_API_KEY_FILE"])
+def test_a_key_that_is_set_and_empty_never_leaves_the_server_open(variable: str) -> None:
+    for empty in ("", "  "):
+        assert variable in refused(environment={variable: empty})
+
+
+def test_certificates_and_alternatives_are_checked_before_anything_starts() -> None:
+    for text, expected in (("0", 0), ("2", 2), ("optional", 1)):
+        assert parse("--ssl-cert-reqs", text) == {"ssl_cert_reqs": expected}
+    refused("--ssl-cert-reqs", "3")
+    assert parse("--max-logprobs", "5") == {"max_logprobs": 5}
+    assert "20" in refused("--max-logprobs", "-1") and "20" in refused("--max-logprobs", "21")
+
+
 def test_every_flag_of_a_frontend_is_a_setting_of_it() -> None:
-    samples = {integer: "1", port: "1", number: "1", size: "1", tokens: "1", json_object: "{}"}
+    samples = {port: "1", number: "1", size: "1", tokens: "1", json_object: "{}", alternatives: "1", cert_reqs: "1"}
     for flag in flag_table.FRONTEND:
         if flag.name in ("config", "log-level"):
             continue

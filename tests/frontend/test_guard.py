@@ -16,6 +16,7 @@ from frontend.guard import Guard, caller_of
 from frontend.keys import ANYONE, Caller, KeyRing, digest_of
 from frontend.route_table import ROUTES, Access
 from headrace.artefacts import Artefacts
+from protocol.frontend import Submit
 from tests.frontend.harness import CHAT, Bench, bench, chat
 
 USER = {"authorization": "Bearer sk-user"}
@@ -169,3 +170,27 @@ def test_no_path_but_a_probes_passes_without_a_key(path: str, root: str, prefixe
 
 def test_each_route_says_who_may_use_it() -> None:
     assert {path for spec in ROUTES for path in spec.paths if spec.access is Access.OPEN} == OPEN
+
+
+async def test_what_a_key_says_reaches_the_scheduler(here: Bench) -> None:
+    callers = {
+        digest_of(b"sk-team"): Caller("team", priority_floor=-5),
+        digest_of(b"sk-edge"): Caller("edge", gateway=True),
+    }
+    transport = httpx.ASGITransport(create_app(here.frontend, KeyRing(callers, "key")), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://bench") as client:
+
+        async def submitted(key: str, body: dict[str, object], **headers: str) -> Submit:
+            answer = await client.post(CHAT, json=body, headers={"authorization": f"Bearer {key}", **headers})
+            assert answer.status_code == 200, answer.text
+            return here.scheduler.submits[-1]
+
+        urgent = await submitted("sk-team", chat(priority=-50))
+        assert (urgent.tenant, urgent.priority) == ("team", -5) and urgent.salt
+        patient = await submitted("sk-team", chat(priority=7), **{"x-headrace-tenant": "other"})
+        assert (patient.tenant, patient.priority, patient.salt) == ("team", 7, urgent.salt)
+        salted = await submitted("sk-team", chat(cache_salt="mine"))
+        assert salted.salt not in (b"", urgent.salt)
+        blue, green = [await submitted("sk-edge", chat(), **{"x-headrace-tenant": name}) for name in ("blue", "green")]
+        assert (blue.tenant, green.tenant) == ("blue", "green")
+        assert len({urgent.salt, salted.salt, blue.salt, green.salt}) == 4

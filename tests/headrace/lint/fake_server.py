@@ -218,6 +218,9 @@ class Handler(BaseHTTPRequestHandler):
         cached = self._cached(prompts)
         if self.server.broken:
             raise Refusal(500, "the engine is dead", code=None)
+        if fields.get("timeout", 1) < 0.01 and "no deadlines" not in quirks:
+            self._more.append(("x-should-retry", "false"))
+            raise Refusal(504, "too late", "timeout", "timeout")
         body = self.server.answers.whole(chat, prompts, fields, limit, cached)
         if fields.get("stream"):
             self._stream(self.server.answers.events(chat, body, fields))
@@ -358,7 +361,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _error(status: int, refusal: Refusal) -> dict[str, Any]:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
+    kind = "timeout_error" if status == 504 else "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": refusal.message, "type": kind, "param": refusal.param, "code": refusal.code}}
 
 

@@ -98,6 +98,7 @@ QUIRKS = {
     "any temperature": ("fields/honoured: temperature", "fields/honoured: temperature on chat"),
     "any user": ("fields/inert: user", "fields/inert: user"),
     "max_tokens wins": ("fields/max completion", "fields/max completion tokens wins"),
+    "no deadlines": ("fields/short timeout", "fields/short timeout"),
     "ignores seed": ("fields/seed", "fields/seed repeats: chat"),
     "same choices": ("choices/seeded", "choices/seeded: chat"),
     "ignores masks": ("fields/token masks", "fields/token masks"),

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from openai.types.chat import ChatCompletionUserMessageParam
+
 MODEL = "scripted-1"
 ALIAS = "another-name"
 
@@ -60,7 +62,7 @@ def tokens(text: str) -> int:
     return len(text.encode())
 
 
-def ask(content: str) -> list[dict[str, str]]:
+def ask(content: str) -> list[ChatCompletionUserMessageParam]:
     """One user turn."""
     return [{"role": "user", "content": content}]
 

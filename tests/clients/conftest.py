@@ -9,7 +9,7 @@ from tests.clients.node import Node
 from tests.end_to_end.serve_process import ServeProcess
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     """One server for all clients: every process of the real architecture, and an engine whose answers are known."""
     script = write_script(tmp_path_factory.mktemp("clients") / "script.jsonl")

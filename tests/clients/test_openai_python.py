@@ -27,7 +27,7 @@ from tests.end_to_end.serve_process import ServeProcess
 
 pytestmark = pytest.mark.slow
 
-USAGE = {"stream_options": {"include_usage": True}}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 ROOM = 1000
 
 
@@ -50,7 +50,7 @@ def completion_chunks(lenient: openai.OpenAI, **body: Any) -> list[Completion]:
     chunks = []
     for chunk in lenient.completions.create(model=MODEL, stream=True, **body):
         sent = chunk.to_dict()
-        for choice in sent["choices"]:  # type: ignore[attr-defined]
+        for choice in sent["choices"]:
             assert "finish_reason" in choice
             choice["finish_reason"] = choice["finish_reason"] or "length"
         Completion.model_validate(sent)

@@ -44,7 +44,7 @@ def read_submit(submit: Submit, session: SessionId, model: ModelInfo, now: float
     if len(submit.block_hashes) % BLOCK_HASH_BYTES:
         raise SubmitRefused(RejectCode.INVALID, f"block hashes come in {BLOCK_HASH_BYTES} bytes each")
     stops = _ids(submit.stop_ids, "stop ids", model.vocab_size)
-    check_sampling(submit.sampling, model.vocab_size)
+    _check_sampling(submit.sampling, model.vocab_size)
     request = Request(
         session=session,
         model=submit.model,
@@ -84,7 +84,7 @@ def _check_supported(submit: Submit) -> None:
         raise SubmitRefused(RejectCode.UNSUPPORTED, f"not supported by these workers: {', '.join(unsupported)}")
 
 
-def check_sampling(sampling: Sampling, vocab_size: int) -> None:
+def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Everything about a Sampling that its types do not say. Raises SubmitRefused."""
     if max(sampling.logprobs, sampling.prompt_logprobs) > vocab_size:
         raise SubmitRefused(

@@ -40,12 +40,23 @@ def _judge(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """(ranks [rows], ids [rows, 1 + shown], logprobs [rows, 1 + shown])."""
     tokens = tokens.long()[:, None]
-    own = logits.gather(1, tokens)
-    lower = torch.arange(logits.shape[1], device=logits.device) < tokens
-    ranks = 1 + (logits > own).sum(dim=-1) + ((logits == own) & lower).sum(dim=-1)
     ids = torch.cat((tokens, largest(logits, shown)), dim=-1)
     values = torch.log_softmax(logits, dim=-1).gather(1, ids)
-    return ranks.cpu().numpy(), ids.cpu().numpy(), values.cpu().numpy()
+    return _ranks(logits, tokens), ids.cpu().numpy(), values.cpu().numpy()
+
+
+def _ranks(logits: Tensor, tokens: Tensor) -> npt.NDArray[np.int64]:
+    """Ranks int64 [rows] of ``tokens`` [rows, 1]."""
+    if logits.device.type != "cpu":
+        own = logits.gather(1, tokens)
+        lower = torch.arange(logits.shape[1], device=logits.device) < tokens
+        ahead = (logits > own) | ((logits == own) & lower)
+        return 1 + ahead.sum(dim=-1).cpu().numpy()
+    # numpy counts booleans many times faster than torch sums them.
+    ranks = np.ones(len(tokens), dtype=np.int64)
+    for nth, (row, token) in enumerate(zip(logits.numpy(), tokens[:, 0].tolist(), strict=True)):
+        ranks[nth] += np.count_nonzero(row > row[token]) + np.count_nonzero(row[:token] == row[token])
+    return ranks
 
 
 def largest(logits: Tensor, count: int) -> Tensor:

@@ -154,13 +154,19 @@ def differences(one: Answer, other: Answer) -> list[str]:
                 found.append(f"{where}{name} {_short(a)} and {_short(b)}")
         if _calls(left) != _calls(right):
             found.append(f"{where}tool_calls {_short(_calls(left))} and {_short(_calls(right))}")
-        if not _near(left.logprobs, right.logprobs) or not _near(left.arrays, right.arrays):
-            found.append(
-                f"{where}logprobs {_short(left.logprobs or left.arrays)} and {_short(right.logprobs or right.arrays)}"
-            )
+        a, b = _scores(left), _scores(right)
+        if not _near(a, b):
+            found.append(f"{where}logprobs {_short(a)} and {_short(b)}")
     if one.usage is not None and other.usage is not None and _counts(one.usage) != _counts(other.usage):
         found.append(f"usage {_counts(one.usage)} and {_counts(other.usage)}")
     return found
+
+
+def _scores(choice: Choice) -> object:
+    """Log-probabilities in either form; none at all when there is no token, as a stream says nothing of nothing."""
+    if choice.arrays is not None:
+        return choice.arrays if choice.arrays["tokens"] else None
+    return choice.logprobs or None
 
 
 def _calls(choice: Choice) -> list[Any]:

@@ -209,10 +209,12 @@ class ChoiceStream:
         return text
 
     def _end(self, finish_reason: str, stop_reason: str | int | None, count: int, tail: str = "") -> None:
-        """Set the ending; text that was held back is due now."""
+        """Set the ending; text that was held back is due now, and after it ``tail``, the text of a stop id."""
         self._ending = Ending(finish_reason, stop_reason, count)
         text = tail + self._detokenizer.flush()
-        if self._matcher is None:
+        if self._matcher is None or tail:
+            # What stopped the output is not searched for another stop.
+            self._add("" if self._matcher is None else self._matcher.flush())
             self._add(text)
             return
         self._add(self._matcher.flush(text))

@@ -11,15 +11,13 @@ import numpy as np
 from frontend import errors
 from frontend.requests import CommonFields
 from protocol.ids import hash64
-from protocol.packing import pack_u32
+from protocol.packing import BIAS, pack_u32
 from protocol.requests import Sampling
 
 NumberT = TypeVar("NumberT", int, float)
 
 NEARLY_ZERO = 1e-6
 """top_p 0 means "the most likely token only"; on the wire top_p is above 0."""
-BIAS = np.dtype([("id", "<u4"), ("bias", "<f4")])
-"""One entry of ``Sampling.logit_bias``."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import msgspec
 from frontend import errors
 from frontend.feed import ID_BYTES, Cancelled, Feed, PromptScores, Submission
 from frontend.open_choices import ContradictoryFrame, OpenChoices
+from frontend.rejections import error_of
 from protocol import codec
 from protocol.frontend import (
     Abort,
@@ -364,7 +365,7 @@ class SchedulerClient:
                     delay = max(_SHORTEST_RETRY, reject.retry_after_ms / 1000)
                     self._loop.call_later(delay, self._retry, rid)
                     continue
-            self._open.end(feed, _error_of(reject))
+            self._open.end(feed, error_of(reject))
             self._open.rejected(rid)
             touched[feed] = None
 
@@ -395,17 +396,3 @@ class SchedulerClient:
         if self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None
-
-
-def _error_of(reject: Reject) -> errors.ApiError:
-    """What the client of a rejected request is told."""
-    message = reject.message or "The request was rejected."
-    if reject.code is RejectCode.OVERLOADED:
-        return errors.overloaded(message, reject.retry_after_ms)
-    if reject.code is RejectCode.NEVER_FITS:
-        return errors.ApiError(400, message, code="context_length_exceeded")
-    if reject.code is RejectCode.INVALID:
-        return errors.ApiError(400, message, code="invalid_value")
-    if reject.code is RejectCode.UNSUPPORTED:
-        return errors.ApiError(400, message, code="unsupported_parameter")
-    return errors.unavailable(message, reject.retry_after_ms or 2000)

@@ -110,7 +110,7 @@ class FakeScheduler:
     def __init__(self, address: str, model: ModelInfo, *, registered: bool = True) -> None:
         self.model = model
         self.registered = registered
-        self.credit = Credit(1000, 1_000_000)
+        self.credit = Credit(1_000_000, 1_000_000_000)
         self.script: Callable[[Submit], Script] = lambda submit: Script.text("ok")
         self.submits: list[Submit] = []
         self.aborted: list[int] = []

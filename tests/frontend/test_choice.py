@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -108,6 +108,7 @@ def read(choice: ChoiceStream) -> list[Delta]:
     return deltas
 
 
+@example([97, 97, 97, 98, 257], ["a"], {257}, 5, 4, False, True, [])
 @given(
     sequences,
     stop_lists,

@@ -56,14 +56,17 @@ def try_out(base_url: str, description: dict[str, Any], mode: GenerationMode, ex
         def attempt(case: schemathesis.Case) -> None:
             response = case.call(base_url=base_url)
             statuses[response.status_code] += 1
-            case.validate_response(response, checks=CHECKS)
+            late = response.status_code == 504 and isinstance(case.body, dict) and "timeout" in case.body
+            checks = [check for check in CHECKS if not (late and check is not_a_server_error)]
+            case.validate_response(response, checks=checks)
 
         attempt()
     return statuses
 
 
 async def conforms(live: Bench, mode: GenerationMode, examples: int) -> Counter[int]:
-    live.scheduler.script = lambda submit: Script.text("ok")
+    # Longer than the context, so that it also ends when its end tokens do not count.
+    live.scheduler.script = lambda submit: Script([*b"ok", 258] * 400, steps=(8,))
     description = (await live.client.get("/openapi.json")).json()
     for schema in description["components"]["schemas"].values():
         properties = schema.get("properties", {})

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from protocol.frontend import ModelDown, ModelUp, Started
 from protocol.ids import Epoch, Incarnation, SessionId
-from protocol.worker import GroupDown, KillGroup, Register, Reset, StepDone, StepFailed
+from protocol.packing import unpack_u32
+from protocol.worker import GroupDown, KillGroup, Plan, Register, Reset, StepDone, StepFailed
 from scheduler.directory import Group, Model, cheapest, new_model
 from scheduler.frames import Notebook
 from scheduler.group import GroupScheduler
@@ -163,7 +164,7 @@ class Fleet:
         if outcome is None:
             self.stale_steps += 1
             return None
-        group.watch.done(now, more_out=group.scheduler.plans_out > 0)
+        group.watch.done(now)
         group.suspect, group.failures_in_a_row = False, 0
         self._requeue(group.scheduler.take_requeued())
         return outcome
@@ -268,5 +269,9 @@ class Fleet:
             if plan is None:
                 break
             self._outbox.add(ToLeader(group.session, plan))
-            group.watch.planned(now)
+            group.watch.planned(now, _prefill_tokens(plan))
         self._requeue(group.scheduler.take_requeued())
+
+
+def _prefill_tokens(plan: Plan) -> int:
+    return int(unpack_u32(plan.chunks, 2)[:, 1].sum()) if plan.chunks else 0

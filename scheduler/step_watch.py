@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
 FADE = 0.98
 """Per step, the slowest recent step counts a little less: about a hundred steps' memory."""
+
+LARGE_PREFILL = 64
+"""Prefill tokens from which on a step's duration says what a token costs."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,8 @@ class StepTimes:
     suspect_factor: float = 4.0
     dead_floor: float = 5.0
     dead_factor: float = 10.0
+    prefill_token: float = 0.005
+    """What a prefill token is taken to cost before the group has shown it."""
 
 
 class Verdict(Enum):
@@ -29,40 +35,50 @@ class Verdict(Enum):
 
 
 class StepWatch:
-    """The clock of one group's oldest outstanding step, which is the one it is working on."""
+    """The clock of one group's oldest outstanding step, which is the one it is working on.
+
+    A step is predicted to take as long as the slowest recent one, and for its prefill what that many tokens took at
+    the worst: a chunk after a run of short decodes is no hang.
+    """
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
         self._slowest = 0.0
-        self._running_since: float | None = None
+        self._slowest_token = times.prefill_token
+        self._running_since = 0.0
+        self._out: deque[int] = deque()
+        """Prefill tokens of each plan that is out, the running one first."""
 
-    def planned(self, now: float) -> None:
+    def planned(self, now: float, prefill_tokens: int) -> None:
         """A plan went out; the clock runs already if an earlier one is out."""
-        if self._running_since is None:
+        if not self._out:
             self._running_since = now
+        self._out.append(prefill_tokens)
 
-    def done(self, now: float, more_out: bool) -> None:
+    def done(self, now: float) -> None:
         """The oldest plan is done; the next one, if it is out, begins now."""
-        if self._running_since is not None:
-            self._slowest = max(now - self._running_since, self._slowest * FADE)
-        self._running_since = now if more_out else None
+        took, prefill = now - self._running_since, self._out.popleft()
+        self._slowest = max(took, self._slowest * FADE)
+        if prefill >= LARGE_PREFILL:
+            self._slowest_token = max(took / prefill, self._slowest_token * FADE)
+        self._running_since = now
 
     def reset(self) -> None:
         """No plan is out any more."""
-        self._running_since = None
+        self._out.clear()
 
     def restart(self, now: float) -> None:
         """This process was paused: the time that passed says nothing about the group."""
-        if self._running_since is not None:
-            self._running_since = now
+        self._running_since = now
 
     def verdict(self, now: float) -> Verdict:
         """About the step that runs now; FINE when none does."""
-        if self._running_since is None:
+        if not self._out:
             return Verdict.FINE
         elapsed, times = now - self._running_since, self._times
-        if elapsed > max(times.dead_floor, times.dead_factor * self._slowest):
+        predicted = self._slowest + self._out[0] * self._slowest_token
+        if elapsed > max(times.dead_floor, times.dead_factor * predicted):
             return Verdict.DEAD
-        if elapsed > max(times.suspect_floor, times.suspect_factor * self._slowest):
+        if elapsed > max(times.suspect_floor, times.suspect_factor * predicted):
             return Verdict.SUSPECT
         return Verdict.FINE

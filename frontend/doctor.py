@@ -13,7 +13,7 @@ from typing import Any
 
 from frontend.text.errors import TemplateError
 from frontend.text.templates import ChatTemplate
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 
 SYSTEM, USER, ASSISTANT, LATER, RESULT = (
     "Zebra system words.",

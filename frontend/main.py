@@ -7,15 +7,15 @@ import logging
 import socket
 import sys
 
-from frontend.app import create_app
-from frontend.keys import KeyFileError, KeyRing, key_ring
-from frontend.metrics_server import MetricsServer
-from frontend.server import FrontendServer, TlsError
+from frontend.http.app import create_app
+from frontend.http.keys import KeyFileError, KeyRing, key_ring
+from frontend.http.metrics_server import MetricsServer
+from frontend.http.server import FrontendServer, TlsError
 from frontend.service import Frontend
 from frontend.settings import FrontendSettings
 from frontend.text.errors import TemplateError
-from headrace.artefacts import ArtefactError, Artefacts, byte_artefacts, load_artefacts
 from headrace.lease import LeaseClient
+from headrace.model_files.artefacts import ArtefactError, Artefacts, byte_artefacts, load_artefacts
 from protocol.transport import AddressError, NullSecurity, check_address
 
 log = logging.getLogger("headrace.frontend")

@@ -9,17 +9,18 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from frontend import errors, fields, generation
-from frontend.answer_stream import AnswerStream
-from frontend.keys import ANYONE, Caller
+from frontend import errors
+from frontend.answer.answer_stream import AnswerStream
+from frontend.http.keys import ANYONE, Caller
 from frontend.metrics import Metrics
-from frontend.prepare import Prepared, Preparer
-from frontend.requests import CommonFields
-from frontend.scheduler_client import ClientOptions, SchedulerClient
+from frontend.request import fields, generation
+from frontend.request.prepare import Prepared, Preparer
+from frontend.request.requests import CommonFields
+from frontend.session.scheduler_client import ClientOptions, SchedulerClient
 from frontend.settings import FrontendSettings
 from frontend.text.detokenizer import TokenBytes
 from frontend.text.templates import ChatTemplate, read_override
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 from protocol.link import LinkTimes
 
 log = logging.getLogger("headrace.frontend")

@@ -76,7 +76,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     api_key_digests: tuple[str, ...] = ()
     """SHA-256 of each key given on the command line, in hex; the keys themselves go nowhere."""
     api_key_file: str = ""
-    """A file of keys (see ``frontend.keys``)."""
+    """A file of keys (see ``frontend.http.keys``)."""
     prefix_share: Literal["key", "tenant", "all"] = "key"
     """Whose prompts may share cached prefixes."""
     metrics_public: bool = False

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.write(_overview())
         return 0
     if command in ("-V", "--version", "version"):
-        from headrace.announcer import version
+        from headrace.supervision.announcer import version
 
         sys.stdout.write(f"headrace {version()}\n")
         return 0

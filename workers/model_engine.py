@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.artefacts import Artefacts, cache_directory, load_artefacts
+from headrace.model_files.artefacts import Artefacts, cache_directory, load_artefacts
 from protocol.worker import RowStatus
 from workers.backends.base import Backend, StepInputs
 from workers.backends.torch_reference import TorchReference

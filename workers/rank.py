@@ -11,8 +11,8 @@ import signal
 import sys
 from collections.abc import Callable
 
-from headrace.artefact_error import ArtefactError
 from headrace.lease import LeaseClient
+from headrace.model_files.artefact_error import ArtefactError
 from protocol.transport import AddressError
 from workers.engine import Engine, ModelDoesNotFit
 from workers.leader import Ended, Leader

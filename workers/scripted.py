@@ -25,7 +25,7 @@ from workers.slots import PoolShape, SlotTable, StepBatch
 from workers.synthetic_logprobs import with_logprobs
 
 if TYPE_CHECKING:
-    from headrace.artefacts import Artefacts
+    from headrace.model_files.artefacts import Artefacts
 
 EXIT_STATUS = 17
 """Of a process that a script's ``exit`` fault ended."""
@@ -182,7 +182,7 @@ class ScriptedEngine:
 
 def load_tokenizer_artefacts(options: WorkerOptions) -> Artefacts:
     """What a scripted or simulated engine speaks: the byte tokenizer or the model's. Raises ArtefactError."""
-    from headrace.artefacts import byte_artefacts, load_artefacts
+    from headrace.model_files.artefacts import byte_artefacts, load_artefacts
 
     if options.tokenizer == "byte":
         return byte_artefacts()

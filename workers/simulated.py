@@ -32,7 +32,7 @@ from workers.step_log import StepFeatures
 from workers.synthetic_logprobs import with_logprobs
 
 if TYPE_CHECKING:
-    from headrace.artefacts import Artefacts
+    from headrace.model_files.artefacts import Artefacts
 
 Coefficient = Annotated[float, msgspec.Meta(ge=0)]
 PLAIN_TOKEN = re.compile("[ĠA-Za-z]+")

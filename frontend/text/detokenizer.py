@@ -15,8 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from headrace.artefacts import ArtefactError
-from headrace.gguf_tokenizer import byte_alphabet
+from headrace.model_files.artefacts import ArtefactError
+from headrace.model_files.gguf_tokenizer import byte_alphabet
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
@@ -104,8 +104,13 @@ class Detokenizer:
 
     @property
     def leading_spaces(self) -> int | None:
-        """How many spaces the next visible token loses at its start; None for all of its spaces."""
-        return None if self._first_spaceless else self._strip
+        """How many spaces the next visible token loses at its start; None for all of its spaces.
+
+        After bytes that are held back none: the text will begin with their character, or with U+FFFD.
+        """
+        if self._first_spaceless:
+            return None
+        return 0 if self.pending else self._strip
 
     def push(self, ids: Sequence[int]) -> str:
         """The new text that `ids` complete; ids outside the vocabulary are ignored."""

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from frontend.text.errors import TemplateError
 from frontend.text.protection import Spans
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 
 
 class PromptEncoder:

@@ -26,7 +26,7 @@ from frontend.text.encoder import PromptEncoder
 from frontend.text.errors import NoTemplateError, TemplateError, TemplateLimitError
 from frontend.text.protection import LiteralGuard, Marks, Spans
 from frontend.text.sandbox import ChatEnvironment
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 
 __all__ = ["ChatTemplate", "NoTemplateError", "Rendered", "TemplateError", "TemplateLimitError", "read_override"]
 

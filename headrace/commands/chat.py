@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headrace.chat import ChatError, ChatSettings, run
+from headrace.command_line.flag_table import CHAT
+from headrace.command_line.flags import UsageError
 from headrace.commands.common import EXIT_FAILED, EXIT_USAGE, complain, parse, to_settings
-from headrace.flag_table import CHAT
-from headrace.flags import UsageError
 
 DESCRIPTION = "Talk with a running server; its answers stream into the terminal."
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.artefact_error import ArtefactError
-from headrace.flags import Flag, Parsed, UsageError, parse_flags
+from headrace.command_line.flags import Flag, Parsed, UsageError, parse_flags
+from headrace.model_files.artefact_error import ArtefactError
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -35,7 +35,7 @@ def parse(
     model_argument: bool = True,
 ) -> dict[str, Any]:
     """Given flags by key; notices go to stderr. Raises UsageError."""
-    from headrace.flag_table import FOREIGN
+    from headrace.command_line.flag_table import FOREIGN
 
     parsed: Parsed = parse_flags(
         command,

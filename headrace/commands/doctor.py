@@ -7,16 +7,16 @@ import sys
 from frontend import doctor
 from frontend.text.errors import TemplateError
 from frontend.text.templates import ChatTemplate, read_override
-from headrace.artefacts import ArtefactError, byte_artefacts, load_artefacts
+from headrace.command_line.flags import UsageError
 from headrace.commands.common import EXIT_FAILED, EXIT_USAGE, complain, parse
-from headrace.flags import UsageError
+from headrace.model_files.artefacts import ArtefactError, byte_artefacts, load_artefacts
 
 DESCRIPTION = "Judge the chat template of MODEL: markers, end marker, BOS, roles, generation prompt."
 
 
 def main(arguments: list[str]) -> int:
-    from headrace.flag_table import DOCTOR
-    from headrace.serve_settings import with_model
+    from headrace.command_line.flag_table import DOCTOR
+    from headrace.command_line.serve_settings import with_model
 
     try:
         given = with_model(parse("doctor", DESCRIPTION, DOCTOR, arguments))

@@ -18,9 +18,9 @@ def main(arguments: list[str]) -> int:
 
 def from_flags(arguments: list[str]) -> Mapping[str, Any]:
     """Fields of FrontendSettings."""
-    from headrace.flag_table import FRONTEND
-    from headrace.roles import DEFAULT_FRONTEND_BIND, frontend_values
-    from headrace.serve_settings import with_model
+    from headrace.command_line.flag_table import FRONTEND
+    from headrace.command_line.roles import DEFAULT_FRONTEND_BIND, frontend_values
+    from headrace.command_line.serve_settings import with_model
 
     given = parse("frontend", DESCRIPTION, FRONTEND, arguments)
     return {"scheduler": DEFAULT_FRONTEND_BIND, **frontend_values(with_model(given))}

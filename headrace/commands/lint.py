@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from headrace.command_line.flag_table import LINT
+from headrace.command_line.flags import UsageError
 from headrace.commands.common import EXIT_USAGE, complain, parse, to_settings
-from headrace.flag_table import LINT
-from headrace.flags import UsageError
 from headrace.lint.command import LintError, LintSettings, run
 
 DESCRIPTION = "Send a server every kind of request and judge its replies by the wire contract, byte by byte."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.commands.common import EXIT_USAGE, complain, configure_logging, settings_from_supervisor
-from headrace.ray_head import RayHeadSettings, run
+from headrace.supervision.ray_head import RayHeadSettings, run
 
 
 def main(arguments: list[str]) -> int:

@@ -18,8 +18,8 @@ def main(arguments: list[str]) -> int:
 
 def from_flags(arguments: list[str]) -> Mapping[str, Any]:
     """Fields of SchedulerSettings."""
-    from headrace.flag_table import SCHEDULER
-    from headrace.roles import DEFAULT_FRONTEND_BIND, DEFAULT_WORKER_BIND, scheduler_values
+    from headrace.command_line.flag_table import SCHEDULER
+    from headrace.command_line.roles import DEFAULT_FRONTEND_BIND, DEFAULT_WORKER_BIND, scheduler_values
 
     given = parse("scheduler", DESCRIPTION, SCHEDULER, arguments, model_argument=False)
     binds = {"frontend_bind": DEFAULT_FRONTEND_BIND, "worker_bind": DEFAULT_WORKER_BIND}

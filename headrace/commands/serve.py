@@ -6,13 +6,13 @@ import asyncio
 import os
 import sys
 
-from headrace.announcer import Announcer
-from headrace.artefact_error import ArtefactError
+from headrace.command_line.flag_table import SERVE
+from headrace.command_line.flags import UsageError
+from headrace.command_line.serve_settings import serve_settings
 from headrace.commands.common import EXIT_FAILED, EXIT_USAGE, LOG_LEVEL_VARIABLE, complain, parse
-from headrace.flag_table import SERVE
-from headrace.flags import UsageError
-from headrace.serve_settings import serve_settings
-from headrace.supervisor import ServeError, serve
+from headrace.model_files.artefact_error import ArtefactError
+from headrace.supervision.announcer import Announcer
+from headrace.supervision.supervisor import ServeError, serve
 
 DESCRIPTION = "Serve MODEL on this host. Without MODEL, the small default model that comes with the install."
 

@@ -18,9 +18,15 @@ def main(arguments: list[str]) -> int:
 
 def from_flags(arguments: list[str]) -> Mapping[str, Any]:
     """Fields of LauncherSettings."""
-    from headrace.flag_table import WORKERS
-    from headrace.roles import DEFAULT_WORKER_BIND, workers_values
-    from headrace.serve_settings import check_engine, check_installed, parse_groups, served_names, with_model
+    from headrace.command_line.flag_table import WORKERS
+    from headrace.command_line.roles import DEFAULT_WORKER_BIND, workers_values
+    from headrace.command_line.serve_settings import (
+        check_engine,
+        check_installed,
+        parse_groups,
+        served_names,
+        with_model,
+    )
 
     given = with_model(parse("workers", DESCRIPTION, WORKERS, arguments))
     check_engine(given)

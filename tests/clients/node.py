@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cache import cache_directory, publish_directory
+from headrace.model_files.cache import cache_directory, publish_directory
 
 PACKAGES = ("@ai-sdk/openai-compatible@2.0.92", "ai@6.0.326", "openai@6.49.0", "zod@4.6.7")
 """The newest that Node 18 and 20 can run."""

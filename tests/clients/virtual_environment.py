@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cache import cache_directory
+from headrace.model_files.cache import cache_directory
 
 INSTALL_SECONDS = 600.0
 SCRIPT_SECONDS = 120.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headrace.artefacts import Artefacts, byte_artefacts
+from headrace.model_files.artefacts import Artefacts, byte_artefacts
 from tests.frontend.harness import Bench, bench, live_bench
 
 

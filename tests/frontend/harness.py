@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import msgspec
 
-from frontend.app import create_app
 from frontend.errors import unavailable
-from frontend.server import FrontendServer
+from frontend.http.app import create_app
+from frontend.http.server import FrontendServer
 from frontend.service import Frontend
 from frontend.settings import FrontendSettings
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 from tests.frontend.fake_scheduler import FakeScheduler, described
 
 MODEL = "llama-8b"

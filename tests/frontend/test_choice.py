@@ -10,13 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from frontend.choice import ChoiceStream, Delta
+from frontend.answer.choice import ChoiceStream, Delta
+from frontend.answer.feed import Cancelled, Feed, Submission
+from frontend.answer.shapes import Ending
 from frontend.errors import ApiError
-from frontend.feed import Cancelled, Feed, Submission
-from frontend.generation import StopRules
-from frontend.shapes import Ending
+from frontend.request.generation import StopRules
 from frontend.text.detokenizer import Detokenizer, TokenBytes
-from headrace.byte_tokenizer import byte_tokenizer
+from headrace.model_files.byte_tokenizer import byte_tokenizer
 from protocol.frontend import Finish, FinishReason
 from protocol.packing import pack_u32
 from protocol.requests import Sampling

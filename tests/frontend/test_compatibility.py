@@ -7,19 +7,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from frontend import compatibility, fields, openapi
-from frontend.docs_page import render
-from frontend.field_docs import NOTES, FieldDoc, describe, request_schemas
-from frontend.requests import ChatRequest, CompletionRequest, StreamOptions
-from frontend.route_table import ROUTES
-from frontend.token_routes import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from frontend.http import compatibility, openapi
+from frontend.http.docs_page import render
+from frontend.http.field_docs import NOTES, FieldDoc, describe, request_schemas
+from frontend.http.route_table import ROUTES
+from frontend.http.token_routes import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from frontend.request import fields
+from frontend.request.requests import ChatRequest, CompletionRequest, StreamOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 REQUESTS = (ChatRequest, CompletionRequest, StreamOptions, DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest)
 
 
 def test_the_page_is_what_the_declarations_say() -> None:
-    assert PAGE.read_text() == compatibility.document(), "run: python -m frontend.compatibility > docs/compatibility.md"
+    assert PAGE.read_text() == compatibility.document(), "run python -m frontend.http.compatibility"
 
 
 def every_field() -> list[FieldDoc]:
@@ -28,7 +29,7 @@ def every_field() -> list[FieldDoc]:
 
 def test_every_field_is_explained() -> None:
     unexplained = {doc.name for doc in every_field() if doc.kind == "honoured" and not (doc.meaning and doc.default)}
-    assert unexplained == set(), "give it a docstring, or a note in frontend/field_docs.py"
+    assert unexplained == set(), "give it a docstring, or a note in frontend/http/field_docs.py"
     assert set(NOTES) <= {doc.name for doc in every_field()}, "a note about a field that is no more"
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend import fields
 from frontend.errors import ApiError
-from frontend.requests import ChatRequest, CommonFields, CompletionRequest
+from frontend.request import fields
+from frontend.request.requests import ChatRequest, CommonFields, CompletionRequest
 from tests.frontend.harness import MODEL, chat, completion
 
 REQUESTS: list[tuple[type[CommonFields], dict[str, Any]]] = [(ChatRequest, chat()), (CompletionRequest, completion())]

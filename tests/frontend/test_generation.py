@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frontend.generation import Defaults
+from frontend.request.generation import Defaults
 from protocol.frontend import Submit
 from protocol.packing import unpack_u32
 from protocol.requests import Sampling

@@ -11,11 +11,11 @@ import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frontend.app import create_app
-from frontend.guard import Guard, caller_of
-from frontend.keys import ANYONE, Caller, KeyRing, digest_of
-from frontend.route_table import ROUTES, Access
-from headrace.artefacts import Artefacts
+from frontend.http.app import create_app
+from frontend.http.guard import Guard, caller_of
+from frontend.http.keys import ANYONE, Caller, KeyRing, digest_of
+from frontend.http.route_table import ROUTES, Access
+from headrace.model_files.artefacts import Artefacts
 from protocol.frontend import Submit
 from tests.frontend.harness import CHAT, Bench, bench, chat
 

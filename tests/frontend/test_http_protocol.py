@@ -14,10 +14,10 @@ import msgspec
 import pytest
 import trustme
 
+from frontend.http.server import FrontendServer, TlsError
 from frontend.main import run
-from frontend.server import FrontendServer, TlsError
 from frontend.service import Frontend
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 from tests.frontend.harness import CHAT, SECONDS, Bench, chat, live_bench, settings_for
 from tests.frontend.test_process import running
 

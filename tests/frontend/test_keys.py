@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frontend.keys import KeyFileError, digest_of, key_ring, read_keys
+from frontend.http.keys import KeyFileError, digest_of, key_ring, read_keys
 
 
 def ring_of(tmp_path: Path, text: str, share: str = "key"):  # type: ignore[no-untyped-def]

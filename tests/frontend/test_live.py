@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frontend import fields
-from frontend.requests import ChatRequest, CompletionRequest
+from frontend.request import fields
+from frontend.request.requests import ChatRequest, CompletionRequest
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.harness import CHAT, COMPLETIONS, Bench, chat, completion, parse_events
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frontend.feed import Cancelled, Feed, PromptScores, Submission
-from frontend.open_choices import ContradictoryFrame, OpenChoices
+from frontend.answer.feed import Cancelled, Feed, PromptScores, Submission
+from frontend.session.open_choices import ContradictoryFrame, OpenChoices
 from protocol.frontend import Finish, FinishReason, Frame, PromptLogprobs
 from protocol.logprobs import record_size
 from protocol.packing import pack_u8, pack_u32, pack_u64

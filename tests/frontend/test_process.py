@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from frontend.settings import FrontendSettings
-from headrace.artefacts import Artefacts
 from headrace.lease import LeaseEvent, LeaseEventKind, LeaseServer
+from headrace.model_files.artefacts import Artefacts
 from tests.frontend.fake_scheduler import FakeScheduler, Script, described
 from tests.frontend.harness import CHAT, MODEL, SECONDS, chat, parse_events, settings_for
 

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from frontend.route_table import ROUTES
+from frontend.http.route_table import ROUTES
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.harness import Bench
 

@@ -8,7 +8,7 @@ import shlex
 
 import msgspec
 
-from headrace.announcer import Announcer
+from headrace.supervision.announcer import Announcer
 
 
 class Terminal(io.StringIO):

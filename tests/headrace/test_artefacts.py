@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.artefacts import ArtefactError, byte_artefacts, cache_directory, default_model, load_artefacts
+from headrace.model_files.artefacts import ArtefactError, byte_artefacts, cache_directory, default_model, load_artefacts
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,9 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_may_convert_at_once(tmp_path: Path) -> None:
-    script = "from headrace.artefacts import *; print(load_artefacts(default_model()).tokenizer_digest().hex())"
+    script = (
+        "from headrace.model_files.artefacts import *; print(load_artefacts(default_model()).tokenizer_digest().hex())"
+    )
     environment = {**os.environ, "HEADRACE_CACHE": str(tmp_path)}
     running = [
         subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
@@ -192,7 +194,8 @@ def test_two_processes_may_convert_at_once(tmp_path: Path) -> None:
 
 def test_artefacts_and_text_need_no_torch_and_no_transformers(tmp_path: Path) -> None:
     script = (
-        "import sys; from headrace.artefacts import *; import frontend.text.templates, frontend.text.detokenizer;"
+        "import sys; from headrace.model_files.artefacts import *;"
+        "import frontend.text.templates, frontend.text.detokenizer;"
         "load_artefacts(default_model()).tokenizer();"
         "print(sorted({'torch', 'transformers', 'gguf', 'ray'} & set(sys.modules)))"
     )

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.artefacts import ArtefactError, Artefacts, default_model, load_artefacts
-from headrace.gguf_metadata import read_metadata
-from headrace.gguf_tokenizer import byte_alphabet
+from headrace.model_files.artefacts import ArtefactError, Artefacts, default_model, load_artefacts
+from headrace.model_files.gguf_metadata import read_metadata
+from headrace.model_files.gguf_tokenizer import byte_alphabet
 
 STRINGS = [
     "The capital of France is Paris.",
@@ -71,8 +71,8 @@ def test_the_default_model_is_read_from_its_file(smollm2: Artefacts) -> None:
 
 
 def test_a_second_load_reads_the_cache(smollm2: Artefacts, cache: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("headrace.gguf_metadata.read_metadata", lambda path: pytest.fail("parsed again"))
-    monkeypatch.setattr("headrace.artefacts._load_tokenizer", lambda path: pytest.fail("tokenizer loaded"))
+    monkeypatch.setattr("headrace.model_files.gguf_metadata.read_metadata", lambda path: pytest.fail("parsed again"))
+    monkeypatch.setattr("headrace.model_files.artefacts._load_tokenizer", lambda path: pytest.fail("tokenizer loaded"))
     again = load_artefacts(default_model(), cache=cache)
     assert again.digest == smollm2.digest
     assert again.directory == smollm2.directory

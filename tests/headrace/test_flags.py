@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from frontend.settings import FrontendSettings
-from headrace import flag_table
-from headrace.flags import (
+from headrace.command_line import flag_table
+from headrace.command_line.flags import (
     Flag,
     Parsed,
     UsageError,
@@ -26,9 +26,9 @@ from headrace.flags import (
     size,
     tokens,
 )
-from headrace.foreign_flags import ForeignFlag
-from headrace.roles import frontend_values
-from headrace.serve_settings import parse_groups, serve_settings
+from headrace.command_line.foreign_flags import ForeignFlag
+from headrace.command_line.roles import frontend_values
+from headrace.command_line.serve_settings import parse_groups, serve_settings
 
 
 def parse(*arguments: str, environment: dict[str, str] | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.keeper import Backoff, Keeper, Launch, child_environment
+from headrace.supervision.keeper import Backoff, Keeper, Launch, child_environment
 
 FOREVER = "import signal; print(flush=True); signal.pause()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"

@@ -17,7 +17,7 @@ signal.pause()
 
 OWNER = """
 import os, subprocess, sys
-from headrace.processes import become_subreaper, descendants, end_descendants
+from headrace.supervision.processes import become_subreaper, descendants, end_descendants
 become_subreaper()
 daemon = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=True)
 orphan = int(daemon.stdout.readline())
@@ -41,7 +41,7 @@ def test_an_orphan_in_a_session_of_its_own_is_found_and_ended() -> None:
 def test_orphans_are_collected_and_other_children_are_left_to_their_waiters() -> None:
     code = """
 import os, signal, subprocess, sys
-from headrace.processes import reap_orphans
+from headrace.supervision.processes import reap_orphans
 waited = subprocess.Popen([sys.executable, "-c", "pass"])
 os.waitid(os.P_PID, waited.pid, os.WEXITED | os.WNOWAIT)
 assert reap_orphans({waited.pid}) == []

@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.keeper import SETTINGS_VARIABLE, role_command
 from headrace.lease import LeaseEvent, LeaseEventKind, LeaseServer
-from headrace.ray_head import TEMP_DIR_LIMIT, RayHeadSettings, ray_environment, start_command
-from headrace.run_directory import RunDirectory
+from headrace.supervision.keeper import SETTINGS_VARIABLE, role_command
+from headrace.supervision.ray_head import TEMP_DIR_LIMIT, RayHeadSettings, ray_environment, start_command
+from headrace.supervision.run_directory import RunDirectory
 
 DRIVER = """
 import os, sys, ray

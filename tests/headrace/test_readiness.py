@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.lease import LeaseEvent, LeaseEventKind
-from headrace.readiness import Readiness
+from headrace.supervision.readiness import Readiness
 
 
 def state(role: str, name: str, state: str, **details: Any) -> LeaseEvent:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.run_directory import PATH_LIMIT, RunDirectory, remove_abandoned
+from headrace.supervision.run_directory import PATH_LIMIT, RunDirectory, remove_abandoned
 
 
 def test_it_is_private_short_and_removed(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_living_servers_directory_is_left_alone(tmp_path: Path) -> None:
 def test_a_killed_servers_directory_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
         "import sys, os, signal, pathlib\n"
-        "from headrace.run_directory import RunDirectory\n"
+        "from headrace.supervision.run_directory import RunDirectory\n"
         "with RunDirectory(pathlib.Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

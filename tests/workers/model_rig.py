@@ -66,7 +66,7 @@ def tiny_llama(**changes: Any) -> Any:
 
 def save_tiny_llama(directory: Path, **changes: Any) -> Any:
     """Write one with a byte tokenizer beside it; returns the transformers model."""
-    from headrace.byte_tokenizer import byte_tokenizer
+    from headrace.model_files.byte_tokenizer import byte_tokenizer
 
     model = tiny_llama(**changes)
     model.save_pretrained(directory)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.gguf_metadata import read_metadata
+from headrace.model_files.gguf_metadata import read_metadata
 from tests.workers.model_rig import LLAMA3_ROPE, ignore_progress, tiny_llama
 from workers.model.checkpoint import ROPE_FACTORS, Checkpoint
 from workers.model.config import ModelConfig, RopeConfig

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.ray_head import RayHeadSettings, ray_environment
+from headrace.supervision.ray_head import RayHeadSettings, ray_environment
 from protocol.worker import GroupDown, GroupUp, KillGroup
 from tests.end_to_end.serve_process import processes_mentioning, shared_memory
 from tests.workers.hand_driven import HandDrivenScheduler
@@ -28,7 +28,7 @@ NAMESPACE = "headrace-test"
 
 HEAD = """
 import sys, msgspec
-from headrace.ray_head import RayHeadSettings, run
+from headrace.supervision.ray_head import RayHeadSettings, run
 sys.exit(run(msgspec.json.decode(sys.argv[1], type=RayHeadSettings)))
 """
 

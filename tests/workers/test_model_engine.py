@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from headrace.artefacts import ArtefactError
+from headrace.model_files.artefacts import ArtefactError
 from protocol.worker import RowStatus
 from tests.workers.model_rig import (
     BLOCK,

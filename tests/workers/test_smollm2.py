@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headrace.artefacts import Artefacts, default_model, load_artefacts
-from headrace.gguf_metadata import read_metadata
+from headrace.model_files.artefacts import Artefacts, default_model, load_artefacts
+from headrace.model_files.gguf_metadata import read_metadata
 from tests.workers.model_rig import BackendRows, EngineRows, directory_backend, ignore_progress, options
 from workers.engine import Engine
 from workers.model.config import ModelConfig

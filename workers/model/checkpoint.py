@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headrace.artefact_error import ArtefactError
-from headrace.cache import publish_file
+from headrace.model_files.artefact_error import ArtefactError
+from headrace.model_files.cache import publish_file
 from workers.model.config import ModelConfig
 from workers.model.errors import ModelError
 

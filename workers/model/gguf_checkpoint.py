@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.artefact_error import ArtefactError
-from headrace.cache import private_directory
-from headrace.gguf_metadata import GgufMetadata, TensorEntry, read_metadata
+from headrace.model_files.artefact_error import ArtefactError
+from headrace.model_files.cache import private_directory
+from headrace.model_files.gguf_metadata import GgufMetadata, TensorEntry, read_metadata
 from workers.model.checkpoint import (
     EMBEDDING,
     FINAL_NORM,

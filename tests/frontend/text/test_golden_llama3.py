@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frontend.text.templates import ChatTemplate
-from headrace.artefacts import Artefacts, load_artefacts
+from headrace.model_files.artefacts import Artefacts, load_artefacts
 
 TEMPLATE = Path(__file__).parent / "templates" / "llama3.jinja"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from headrace.gguf_metadata import GgufMetadata
-from headrace.gguf_tokenizer import tokenizer_from_gguf
+from headrace.model_files.gguf_metadata import GgufMetadata
+from headrace.model_files.gguf_tokenizer import tokenizer_from_gguf
 
 TEXTS = [
     "Explain the KV cache in one sentence.",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from frontend.text.protection import LiteralGuard, Marks
 from frontend.text.templates import ChatTemplate
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 
 END = "<|im_end|>"
 LITERALS = ("<|im_start|>", END, "<|endoftext|>")

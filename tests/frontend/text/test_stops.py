@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from frontend.text.detokenizer import Detokenizer, TokenBytes
 from frontend.text.stops import StopMatcher, StopStrings
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 
 letters = st.text(st.sampled_from("abc"), max_size=4)
 stop_lists = st.lists(st.text(st.sampled_from("abc"), min_size=1, max_size=5), min_size=1, max_size=4)

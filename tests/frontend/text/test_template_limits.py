@@ -4,7 +4,7 @@ import pytest
 
 from frontend.text.budget import RenderLimits
 from frontend.text.templates import ChatTemplate, TemplateError, TemplateLimitError
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 
 DOUBLING = "{{% set ns = namespace(x='aaaaaaaa') %}}{{% for i in range(60) %}}{{% set ns.x = {} %}}{{% endfor %}}"
 

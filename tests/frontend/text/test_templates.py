@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from frontend.text.templates import ChatTemplate, NoTemplateError, TemplateError, read_override
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 
 TEMPLATES = Path(__file__).parent / "templates"
 ARGUMENTS_AS_TEXT = (

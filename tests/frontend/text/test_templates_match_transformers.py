@@ -12,7 +12,7 @@ import jinja2
 import pytest
 
 from frontend.text.templates import ChatTemplate, TemplateError
-from headrace.artefacts import Artefacts
+from headrace.model_files.artefacts import Artefacts
 from tests.frontend.text.conversations import CONVERSATIONS
 
 pytestmark = pytest.mark.slow  # importing the oracle takes seconds

@@ -1,0 +1,1 @@
+"""From token ids to the bytes a client gets: one answer, two transports."""

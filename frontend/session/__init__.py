@@ -1,0 +1,1 @@
+"""The session with the scheduler, and the choices that are open in it."""

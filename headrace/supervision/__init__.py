@@ -1,0 +1,1 @@
+"""One host's processes: started, watched, restarted and ended."""

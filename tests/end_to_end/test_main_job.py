@@ -22,10 +22,19 @@ PARIS = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServeProcess]:
-    """The real model in float32, so that answers are the same alone and under load; a pool small enough to preempt."""
-    with ServeProcess(
-        "--launcher", "local", "--served-model-name", "llama-8b", "--dtype", "float32", "--max-num-seqs", "32"
-    ) as server:
+    """The real model in float32, so that answers are the same alone and under load; a pool small enough to preempt.
+
+    The short context bounds answers that nothing else does.
+    """
+    arguments = {
+        "--launcher": "local",
+        "--served-model-name": "llama-8b",
+        "--dtype": "float32",
+        "--max-num-seqs": "32",
+        "--max-model-len": "512",
+        "--kv-cache-memory": "96MiB",
+    }
+    with ServeProcess(*(word for pair in arguments.items() for word in pair)) as server:
         yield server
 
 

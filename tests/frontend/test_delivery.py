@@ -104,9 +104,11 @@ async def test_a_deadline_after_a_token_is_a_normal_end_for_every_choice(here: B
     here.scheduler.script = lambda submit: script
     body = chat(n=3, timeout=30 if by_scheduler else 1, max_tokens=9)
     answer = await (streamed if stream else whole)(here, CHAT, body)
-    assert [answer[at]["text"] for at in range(3)] == ["ab", "", "xy"]
+    texts = [answer[at]["text"] for at in range(3)]
+    # The scheduler's deadline for one choice ends all of them, and another's last token may come after it.
+    assert texts[:2] == ["ab", ""] and texts[2] in (("", "x", "xy") if by_scheduler else ("xy",))
     assert all((answer[at]["finish_reason"], answer[at]["stop_reason"]) == ("length", "timeout") for at in range(3))
-    assert answer["usage"]["completion_tokens"] == 4
+    assert answer["usage"]["completion_tokens"] == len("".join(texts))
     await here.until(lambda: not here.scheduler.jobs, "all choices ended")
     assert 0 <= here.scheduler.submits[-1].remaining_ms <= body["timeout"] * 1000
 

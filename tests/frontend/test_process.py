@@ -23,6 +23,8 @@ from headrace.model_files.artefacts import Artefacts
 from tests.frontend.fake_scheduler import FakeScheduler, Script, described
 from tests.frontend.harness import CHAT, MODEL, SECONDS, chat, parse_events, settings_for
 
+pytestmark = pytest.mark.slow
+
 MAIN = """
 import os, sys
 from pathlib import Path

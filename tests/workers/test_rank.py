@@ -14,6 +14,8 @@ from workers import rank
 from workers.options import WorkerOptions
 from workers.threads import threads_for_rank, usable_cpus
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def threads_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

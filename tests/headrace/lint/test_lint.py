@@ -16,6 +16,8 @@ from headrace.lint.verdicts import Outcome, Verdict
 from headrace.lint.wire import Address
 from tests.headrace.lint.fake_server import NAME, FakeServer, fake_server
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 20.0
 
 

@@ -19,6 +19,8 @@ from frontend.request.requests import ChatRequest, CompletionRequest
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.harness import CHAT, COMPLETIONS, Bench, chat, completion, parse_events
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = b"x" * 900
 
 

@@ -34,6 +34,8 @@ from scheduler.settings import SchedulerSettings
 from tests.scheduler.fake_worker import register
 from tests.scheduler.rig import submit
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WAIT = 30
 PROCESS = """

@@ -14,6 +14,8 @@ from workers.model.checkpoint import SafetensorsCheckpoint, check_tensors, conte
 from workers.model.config import ModelConfig
 from workers.model.errors import ModelError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from tests.workers.model_rig import DEVICES, LLAMA3_ROPE, VOCAB, BackendRows, directory_backend, save_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 MODELS: dict[str, dict[str, Any]] = {
     "tied, grouped queries": {"tie_word_embeddings": True},
     "untied, one KV head": {"tie_word_embeddings": False, "num_key_value_heads": 1},

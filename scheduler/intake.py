@@ -56,6 +56,7 @@ def read_submit(submit: Submit, session: SessionId, model: ModelInfo, now: float
         stops=frozenset(stops.tolist()),
         priority=submit.priority,
         deadline=None if submit.remaining_ms is None else now + submit.remaining_ms / 1000,
+        block_hashes=submit.block_hashes,
     )
     for choice in submit.choices:
         if not (0 <= choice.rid < U64_END and 0 <= choice.seed < U64_END):

@@ -53,6 +53,8 @@ class Request:
     stops: frozenset[int]
     priority: int
     deadline: float | None
+    block_hashes: bytes = b""
+    """The hash chain of the prompt's full blocks, 16 bytes each; empty: no prefix is reused."""
     choices: list[Sequence] = field(default_factory=list)
 
     @property
@@ -83,6 +85,8 @@ class Sequence:
     """The group it ran on last."""
     started: bool = False
     """Its frontend was told that it was admitted."""
+    cached_tokens: int = 0
+    """Prompt tokens that its first start found in the group's prefix cache."""
     passed_over: int = 0
     """Later requests admitted before it because it did not fit."""
     judged: int = 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from workers.slots import BoolArray, Int32Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Int64Array = npt.NDArray[np.int64]
 

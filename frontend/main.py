@@ -16,7 +16,8 @@ from frontend.settings import FrontendSettings
 from frontend.text.errors import TemplateError
 from headrace.lease import LeaseClient
 from headrace.model_files.artefacts import ArtefactError, Artefacts, byte_artefacts, load_artefacts
-from protocol.transport import AddressError, NullSecurity, check_address
+from protocol.keys import KeysError
+from protocol.transport import AddressError, check_address
 
 log = logging.getLogger("headrace.frontend")
 
@@ -51,7 +52,7 @@ class FrontendProcess:
         settings = self._settings
         self.lease.report("starting")
         try:
-            check_address(settings.scheduler, NullSecurity(settings.insecure_sockets))
+            check_address(settings.scheduler, settings.scheduler_security())
             ring = key_ring(settings.api_key_digests, settings.api_key_file, settings.prefix_share)
             _check_tls(settings)
             listener = _listener(settings)
@@ -63,7 +64,7 @@ class FrontendProcess:
             )
             self._frontend = frontend
             self._server = self._made_server(frontend, ring)
-        except (AddressError, ArtefactError, KeyFileError, TemplateError, TlsError, OSError) as error:
+        except (AddressError, KeysError, ArtefactError, KeyFileError, TemplateError, TlsError, OSError) as error:
             return self._failed(str(error))
         if self._lost:
             return 0

@@ -71,7 +71,7 @@ class Frontend:
                 address=settings.scheduler,
                 model=self.name,
                 tokenizer_digest=artefacts.tokenizer_digest(),
-                insecure_sockets=settings.insecure_sockets,
+                security=settings.scheduler_security,
                 grace=settings.scheduler_grace,
                 times=LinkTimes(peer_timeout=settings.peer_timeout),
             ),

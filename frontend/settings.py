@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from protocol.keys import ConnectorSecurity, PeerRole, connector_security
+
 MEBIBYTE = 1 << 20
 
 
@@ -20,6 +22,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``model``, or ``byte`` for the scripted and simulated engines."""
     served_model_names: tuple[str, ...] = ()
     """Names accepted in requests; the first is echoed, and is the name on the scheduler's wire. Empty: the model's."""
+    keys: str = ""
+    """Folder of key files (protocol/keys.py) for a scheduler on TCP; empty: no encryption."""
     insecure_sockets: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
@@ -93,3 +97,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     ssl_ca_certs: str = ""
     ssl_cert_reqs: Literal[0, 1, 2] = 0
     """Client certificates: 0 none, 1 optional, 2 required."""
+
+    def scheduler_security(self) -> ConnectorSecurity:
+        """How the connection to the scheduler is secured. Raises KeysError."""
+        return connector_security(self.keys, PeerRole.FRONTEND, insecure_sockets=self.insecure_sockets)

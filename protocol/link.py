@@ -8,6 +8,7 @@ Unwelcome, Ping and Pong.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -23,9 +24,12 @@ from protocol.base import Wire
 from protocol.codec import Decoder, FrameError, encode
 from protocol.frontend import Welcome
 from protocol.ids import Nonce, random_u64
+from protocol.keys import ConnectorSecurity, KeysError
 from protocol.session import Ping, Pong, Unwelcome
-from protocol.transport import Security, Sent, Transport, TransportOptions
+from protocol.transport import AddressError, Sent, Transport, TransportOptions
 from protocol.worker import WorkerWelcome
+
+logger = logging.getLogger(__name__)
 
 MessageT = TypeVar("MessageT")
 
@@ -37,6 +41,9 @@ class LinkTimes:
     ping: float = 1.0
     greet: float = 1.0
     """Between two greetings while there is no session."""
+    reconnect: float = 5.0
+    """Without a session, after which the connection is made anew, with keys and name looked up again: ZMQ itself gives
+    up for good where a handshake fails."""
     peer_timeout: float = 10.0
 
 
@@ -92,6 +99,7 @@ class LinkStatistics:
 class Act(Enum):
     """What the keeper wants done."""
 
+    RECONNECT = "reconnect"
     GREET = "greet"
     PING = "ping"
     LOST = "lost"
@@ -111,6 +119,7 @@ class SessionKeeper:
         self._last_heard = now
         self._next_greet = now
         self._next_ping = now
+        self._next_reconnect = now + times.reconnect
         self.out_since: float | None = now
 
     def turn(self, now: float) -> list[Act]:
@@ -126,7 +135,10 @@ class SessionKeeper:
                 return []
             self._next_greet = now + self._times.greet
             self.nonce = Nonce(random_u64())
-            return [Act.GREET]
+            if now < self._next_reconnect:
+                return [Act.GREET]
+            self._next_reconnect = now + self._times.reconnect
+            return [Act.RECONNECT, Act.GREET]
         if now - self._last_heard > self._times.peer_timeout:
             self.lose(now, f"nothing heard for {self._times.peer_timeout:g} s")
             return [Act.LOST]
@@ -167,6 +179,7 @@ class SessionKeeper:
         """The session is over for whatever reason; greet again at once if it had lived, else at the usual pace."""
         if self.session:
             self._next_greet = now
+            self._next_reconnect = now + self._times.reconnect
             self.out_since = now
         self.session = 0
         self.loss_reason = reason
@@ -175,6 +188,7 @@ class SessionKeeper:
 class PeerLink:
     """A session with the scheduler, kept by a thread of its own.
 
+    ``security`` is asked at every new connection; it may raise KeysError, from the constructor too.
     ``deliver`` is called on that thread with the events of one turn, in order; it must be quick and not raise
     (put them on a queue, or hand them to an event loop).
     """
@@ -183,7 +197,7 @@ class PeerLink:
         self,
         address: str,
         *,
-        security: Security,
+        security: Callable[[], ConnectorSecurity],
         decoder: Decoder[Any],
         greet: Callable[[Nonce], Wire],
         deliver: Callable[[list[LinkEvent]], None],
@@ -210,10 +224,15 @@ class PeerLink:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._transport = Transport.connect(
-            address, security=security, context=self._context, options=self._options, clock=clock
-        )
+        self._address = address
+        self._security = security
+        self._transport = self._connect()
         self._thread = threading.Thread(target=self._run, name="headrace-link", daemon=True)
+
+    def _connect(self) -> Transport:
+        return Transport.connect(
+            self._address, security=self._security(), context=self._context, options=self._options, clock=self._clock
+        )
 
     def start(self) -> None:
         """Start the I/O thread, which greets at once."""
@@ -264,11 +283,12 @@ class PeerLink:
             self._wake_writer.send(b"\0")
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._wake_reader, zmq.POLLIN)
+        poller, polled = self._poller(), self._transport
         while not self._closing:
             for act in self._keeper.turn(self._clock()):
                 self._do(act)
+            if polled is not self._transport:
+                poller, polled = self._poller(), self._transport
             self._flush()
             pending = self._greeting is not None or bool(self._outbox)
             poller.register(self._transport.socket, zmq.POLLIN | (zmq.POLLOUT if pending else 0))
@@ -281,13 +301,29 @@ class PeerLink:
                 self._deliver(events)
         self._flush()
 
+    def _poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(self._wake_reader, zmq.POLLIN)
+        return poller
+
     def _do(self, act: Act) -> None:
-        if act is Act.GREET:
+        if act is Act.RECONNECT:
+            self._reconnect()
+        elif act is Act.GREET:
             self._greeting = encode(self._greet(self._keeper.nonce))
         elif act is Act.PING:
             self._queue(self._keeper.session, encode(Ping(self._progress())))
         else:
             self._lost()
+
+    def _reconnect(self) -> None:
+        try:
+            fresh = self._connect()
+        except (AddressError, KeysError) as error:
+            logger.warning("the connection to %s stays as it is: %s", self._address, error)
+            return
+        self._transport.close()
+        self._transport = fresh
 
     def _lost(self) -> None:
         self._events.append(Closed(self._keeper.loss_reason))

@@ -15,6 +15,9 @@ from enum import Enum
 from pathlib import Path
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from protocol.keys import ConnectorSecurity, CurveConnector, CurveListener, ListenerSecurity, NullSecurity
 
 MEBIBYTE = 1 << 20
 IPC_PATH_LIMIT = 100
@@ -23,16 +26,6 @@ IPC_PATH_LIMIT = 100
 
 class AddressError(ValueError):
     """An address that cannot be used, or must not be used as asked."""
-
-
-@dataclass(frozen=True)
-class NullSecurity:
-    """No encryption: for ipc and loopback, and elsewhere only when the operator insists."""
-
-    insecure_sockets: bool = False
-
-
-Security = NullSecurity
 
 
 @dataclass(frozen=True)
@@ -67,6 +60,11 @@ class TransportStatistics:
     frames_sent: int
     frames_received: int
     malformed_received: int
+    connections: int
+    """Accepted by a listener so far."""
+    connections_let_in: int
+    """Of these, those that got through the handshake; the others spoke no ZMTP, or had no key of the role. (ZMQ tells
+    of so many at once; of thousands within a quarter of a second some may be missing in both.)"""
     peers_backlogged: int
     bytes_backlogged: int
 
@@ -78,8 +76,8 @@ class _Backlog:
     size: int = 0
 
 
-def check_address(address: str, security: Security) -> None:
-    """Raise AddressError unless the address may carry this security; says what to do instead."""
+def check_address(address: str, security: ListenerSecurity | ConnectorSecurity) -> None:
+    """Raise AddressError unless the address may be used with this security; says what to do instead."""
     scheme, _, rest = address.partition("://")
     if scheme == "ipc":
         if not rest or len(rest.encode()) > IPC_PATH_LIMIT:
@@ -90,10 +88,10 @@ def check_address(address: str, security: Security) -> None:
     host = rest.rpartition(":")[0].strip("[]")
     if not host:
         raise AddressError(f"{address!r} has no HOST:PORT")
-    if not (_is_loopback(host) or security.insecure_sockets):
+    if isinstance(security, NullSecurity) and not (_is_loopback(host) or security.insecure_sockets):
         raise AddressError(
             f"{address} is not a loopback address and this socket is not encrypted; "
-            "use ipc:// or 127.0.0.1, or give --insecure-sockets on a network you trust"
+            "give --keys (`headrace keys DIR` makes them), or --insecure-sockets on a network you trust"
         )
 
 
@@ -135,19 +133,25 @@ class Transport:
         self._options = options
         self._clock = clock
         self._backlogs: dict[bytes, _Backlog] = {}
-        self._sent = self._received = self._malformed = 0
+        self._sent = self._received = self._malformed = self._connections = self._let_in = 0
+        self._monitor = (
+            socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED) if self._routes else None
+        )
 
     @classmethod
     def listen(
         cls,
         address: str,
         *,
-        security: Security,
+        security: ListenerSecurity,
         context: zmq.Context[zmq.Socket[bytes]],
         options: TransportOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> Transport:
-        """Bind a ROUTER. Raises AddressError when the address is refused or taken."""
+        """Bind a ROUTER. Raises AddressError when the address is refused or taken.
+
+        With keys the context must have its ZAP handler already: without one every key would be let in.
+        """
         check_address(address, security)
         if address.startswith("ipc://"):
             _check_ipc_directory(address)
@@ -155,6 +159,10 @@ class Transport:
         socket = context.socket(zmq.ROUTER)
         _set_options(socket, options)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if isinstance(security, CurveListener) and address.startswith("tcp://"):
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, security.secret)
+            socket.setsockopt_string(zmq.ZAP_DOMAIN, security.role.value)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
@@ -167,7 +175,7 @@ class Transport:
         cls,
         address: str,
         *,
-        security: Security,
+        security: ConnectorSecurity,
         context: zmq.Context[zmq.Socket[bytes]],
         options: TransportOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -181,6 +189,10 @@ class Transport:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, int(options.reconnect_min * 1000))
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(options.reconnect_max * 1000))
+        if isinstance(security, CurveConnector) and address.startswith("tcp://"):
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, security.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, security.secret)
+            socket.setsockopt(zmq.CURVE_SERVERKEY, security.scheduler)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
@@ -230,10 +242,13 @@ class Transport:
 
     def statistics(self) -> TransportStatistics:
         """A frozen view of the counters."""
+        self._count_connections()
         return TransportStatistics(
             frames_sent=self._sent,
             frames_received=self._received,
             malformed_received=self._malformed,
+            connections=self._connections,
+            connections_let_in=self._let_in,
             peers_backlogged=len(self._backlogs),
             bytes_backlogged=sum(backlog.size for backlog in self._backlogs.values()),
         )
@@ -241,7 +256,17 @@ class Transport:
     def close(self) -> None:
         """Close the socket; frames already handed to ZMQ get the linger time to leave."""
         self._backlogs.clear()
+        if self._monitor is not None:
+            self.socket.disable_monitor()
+            self._monitor.close(linger=0)
         self.socket.close(linger=int(self._options.linger * 1000))
+
+    def _count_connections(self) -> None:
+        while self._monitor is not None and self._monitor.poll(0):
+            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_ACCEPTED:
+                self._connections += 1
+            else:
+                self._let_in += 1
 
     def _flush_peer(self, peer: bytes) -> Sent:
         backlog = self._backlogs[peer]

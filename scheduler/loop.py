@@ -20,10 +20,12 @@ import zmq
 
 from protocol.frontend import Load
 from protocol.ids import Epoch, random_u64
-from protocol.transport import NullSecurity, Transport, TransportOptions
+from protocol.keys import PeerRole, listener_security
+from protocol.transport import Transport, TransportOptions
 from scheduler.cell import Cell, CellStatistics
 from scheduler.doors import DoorStatistics, FrontendDoor, WorkerDoor
 from scheduler.frames import StepFrames
+from scheduler.gatekeeper import Gatekeeper
 from scheduler.outbox import EndLeader, Outgoing, ToFrontend, ToFrontends, ToLaunchers, ToLeader
 from scheduler.sessions import Kind
 from scheduler.settings import SchedulerSettings
@@ -60,16 +62,19 @@ class SchedulerLoop:
     """Owns both sockets and the cell. Everything but ``wake``, ``drain`` and ``stop`` belongs to the running thread."""
 
     def __init__(self, settings: SchedulerSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Bind both sockets. Raises AddressError."""
+        """Bind both sockets. Raises AddressError, and KeysError when a key file cannot be used."""
         self._settings = settings
         self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.cell = Cell(settings.cell(), Epoch(random_u64()))
         with contextlib.ExitStack() as undo:
             undo.callback(self._context.term)
-            frontends = self._listen(settings.frontend_bind)
+            self._gatekeeper = Gatekeeper(self._context, settings.keys) if settings.keys else None
+            if self._gatekeeper is not None:
+                undo.callback(self._gatekeeper.stop)
+            frontends = self._listen(settings.frontend_bind, PeerRole.FRONTEND)
             undo.callback(frontends.close)
-            workers = self._listen(settings.worker_bind)
+            workers = self._listen(settings.worker_bind, PeerRole.WORKER)
             undo.pop_all()
         self.frontends = FrontendDoor(frontends, self.cell, settings.peer_timeout)
         self.workers = WorkerDoor(workers, self.cell, settings.peer_timeout)
@@ -85,10 +90,10 @@ class SchedulerLoop:
         self._published: SchedulerStatistics | None = None
         self._next_publication = clock()
 
-    def _listen(self, address: str) -> Transport:
+    def _listen(self, address: str, role: PeerRole) -> Transport:
         return Transport.listen(
             address,
-            security=NullSecurity(insecure_sockets=self._settings.insecure_sockets),
+            security=listener_security(self._settings.keys, role, insecure_sockets=self._settings.insecure_sockets),
             context=self._context,
             options=TransportOptions(heartbeat_timeout=self._settings.peer_timeout),
             clock=self._clock,
@@ -230,6 +235,8 @@ class SchedulerLoop:
     def _close(self) -> None:
         self.frontends.transport.close()
         self.workers.transport.close()
+        if self._gatekeeper is not None:
+            self._gatekeeper.stop()
         self._context.term()
         self._wake_reader.close()
         self._wake_writer.close()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from headrace.lease import LeaseClient
+from protocol.keys import KeysError
 from protocol.transport import AddressError
 from scheduler.loop import SchedulerLoop
 from scheduler.metrics import metrics_server
@@ -25,7 +26,7 @@ def run(settings: SchedulerSettings) -> int:
     """
     try:
         loop = SchedulerLoop(settings)
-    except AddressError as error:
+    except (AddressError, KeysError) as error:
         return _failed(settings, str(error))
     lease = LeaseClient(
         settings.lease, role="scheduler", name=settings.name, on_lost=loop.drain, progress=lambda: loop.turns

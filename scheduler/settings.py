@@ -25,6 +25,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     frontend_bind: str
     worker_bind: str
+    keys: str = ""
+    """Folder of key files (protocol/keys.py) for sockets on TCP; empty: no encryption."""
     insecure_sockets: bool = False
     peer_timeout: float = 10.0
     drain_timeout: float = 30.0

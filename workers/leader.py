@@ -22,7 +22,6 @@ from protocol import codec
 from protocol.ids import Nonce
 from protocol.link import Closed, LinkEvent, LinkTimes, Opened, PeerLink, Received, Refused
 from protocol.packing import pack_u8, pack_u32
-from protocol.transport import NullSecurity
 from protocol.versions import NEWEST, OLDEST
 from protocol.worker import (
     AdapterDone,
@@ -108,7 +107,7 @@ class Leader:
         self._step_log = StepLog(options.step_log)
         self._link = PeerLink(
             options.scheduler,
-            security=NullSecurity(insecure_sockets=options.insecure_sockets),
+            security=options.scheduler_security,
             decoder=codec.scheduler_to_leader,
             greet=self._register,
             deliver=lambda events: self._inbox.put(list(events)),

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from protocol.keys import ConnectorSecurity, PeerRole, connector_security
+
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a rank needs. Built by a launcher from the command line."""
@@ -19,6 +21,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     tp: int = 1
     scheduler: str
     """Address of the scheduler's worker socket."""
+    keys: str = ""
+    """Folder of key files (protocol/keys.py) on the rank's host, for a scheduler on TCP; empty: no encryption."""
     insecure_sockets: bool = False
     lease: str = ""
     """Path of the supervisor's unix socket; empty: the lease is the session with a scheduler."""
@@ -46,3 +50,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """0: as many as the process may use."""
     step_log: str = ""
     """File for one JSON line per step; empty: none."""
+
+    def scheduler_security(self) -> ConnectorSecurity:
+        """How the connection to the scheduler is secured. Raises KeysError."""
+        return connector_security(self.keys, PeerRole.WORKER, insecure_sockets=self.insecure_sockets)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from headrace.lease import LeaseClient
 from headrace.model_files.artefact_error import ArtefactError
+from protocol.keys import KeysError
 from protocol.transport import AddressError
 from workers.engine import Engine, ModelDoesNotFit
 from workers.leader import Ended, Leader
@@ -112,7 +113,7 @@ class _Rank:
         return status
 
 
-_UNUSABLE = (RankError, ArtefactError, ScriptError, AddressError, ModelError, ModelDoesNotFit)
+_UNUSABLE = (RankError, ArtefactError, ScriptError, AddressError, KeysError, ModelError, ModelDoesNotFit)
 
 
 def _build_engine(options: WorkerOptions, report: Report) -> Engine:

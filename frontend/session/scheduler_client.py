@@ -36,8 +36,8 @@ from protocol.frontend import (
     Welcome,
 )
 from protocol.ids import random_u64
+from protocol.keys import ConnectorSecurity
 from protocol.link import Closed, LinkEvent, LinkStatistics, LinkTimes, Opened, PeerLink, Received, Refused
-from protocol.transport import NullSecurity
 from protocol.versions import NEWEST, OLDEST
 
 log = logging.getLogger("headrace.frontend")
@@ -59,7 +59,7 @@ class ClientOptions:
     model: str
     """The one model this frontend has the tokenizer of, by its name on the wire."""
     tokenizer_digest: bytes
-    insecure_sockets: bool = False
+    security: Callable[[], ConnectorSecurity]
     grace: float = 30.0
     """How long requests wait for a scheduler and a model."""
     times: LinkTimes = field(default_factory=LinkTimes)
@@ -120,7 +120,7 @@ class SchedulerClient:
         self._absent_since = self._loop.time()
         self._link = PeerLink(
             self._options.address,
-            security=NullSecurity(self._options.insecure_sockets),
+            security=self._options.security,
             decoder=codec.scheduler_to_frontend,
             greet=lambda nonce: Hello(nonce, self.instance, OLDEST, NEWEST),
             deliver=self._deliver,

@@ -27,6 +27,7 @@ LOG_LEVEL = Flag("log-level", "how much is logged (info)", choices=("debug", "in
 INSECURE_SOCKETS = Flag(
     "insecure-sockets", "allow unencrypted tcp:// to other hosts, on a network you trust", switch=True
 )
+KEYS = Flag("keys", "folder of keys that encrypt tcp:// sockets; `headrace keys` makes one", metavar="DIR")
 PEER_TIMEOUT = Flag("peer-timeout", "seconds of silence after which a peer is gone (10)", number)
 
 MODEL = (
@@ -143,6 +144,7 @@ FRONTEND = (
     *ANSWERS,
     Flag("scheduler", "the scheduler's frontend socket", metavar="ADDRESS"),
     Flag("name", "instance name in headers, logs and metrics"),
+    KEYS,
     INSECURE_SOCKETS,
     PEER_TIMEOUT,
     LOG_LEVEL,
@@ -156,6 +158,7 @@ SCHEDULER = (
     Flag("metrics-host", "address of that server (127.0.0.1)"),
     Flag("drain-timeout", "seconds that requests in flight get at the end (30)", number),
     *QUEUE,
+    KEYS,
     INSECURE_SOCKETS,
     PEER_TIMEOUT,
     LOG_LEVEL,
@@ -167,6 +170,7 @@ WORKERS = (
     Flag("scheduler", "the scheduler's worker socket", metavar="ADDRESS"),
     *LAUNCHER,
     *ENGINE,
+    KEYS,
     INSECURE_SOCKETS,
     PEER_TIMEOUT,
     LOG_LEVEL,

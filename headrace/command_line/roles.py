@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from headrace.command_line import flag_table
@@ -41,4 +42,7 @@ def workers_values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of(given: Mapping[str, Any], flags: Sequence[Flag]) -> dict[str, Any]:
     keys = {flag.key for flag in flags} - {"config", "log_level"}
-    return {key: value for key, value in given.items() if key in keys}
+    values = {key: value for key, value in given.items() if key in keys}
+    if folder := values.get("keys"):
+        values["keys"] = str(Path(folder).absolute())  # a rank may start in another directory
+    return values

@@ -38,10 +38,11 @@ from protocol.frontend import (
     Welcome,
 )
 from protocol.ids import random_u64
+from protocol.keys import NullSecurity
 from protocol.logprobs import pack_records
 from protocol.packing import pack_u8, pack_u32, pack_u64, unpack_u32
 from protocol.session import Ping, Pong, Unwelcome
-from protocol.transport import NullSecurity, Transport
+from protocol.transport import Transport
 
 WAIT_SECONDS = 20.0
 GROUP = "group-0"

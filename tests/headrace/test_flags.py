@@ -326,7 +326,16 @@ def test_no_two_flags_of_a_command_share_a_spelling_or_a_key() -> None:
 
 def test_every_flag_of_a_role_alone_can_be_given_to_serve_or_is_about_being_alone() -> None:
     serve = {flag.key for flag in flag_table.SERVE}
-    alone = {"scheduler", "name", "frontend_bind", "worker_bind", "insecure_sockets", "metrics_port", "metrics_host"}
+    alone = {
+        "scheduler",
+        "name",
+        "frontend_bind",
+        "worker_bind",
+        "insecure_sockets",
+        "keys",
+        "metrics_port",
+        "metrics_host",
+    }
     for flags in (flag_table.FRONTEND, flag_table.SCHEDULER, flag_table.WORKERS):
         assert {flag.key for flag in flags} - serve <= alone
 

@@ -11,10 +11,11 @@ import zmq
 
 from protocol import codec
 from protocol.frontend import Credit, Hello, Limits, Load, Submit, Welcome
+from protocol.keys import NullSecurity
 from protocol.link import Act, Closed, LinkTimes, Opened, PeerLink, Received, Refused, SessionKeeper
 from protocol.requests import Choice
 from protocol.session import Ping, Pong, Unwelcome
-from protocol.transport import NullSecurity, Transport
+from protocol.transport import Transport
 from protocol.versions import NEWEST, OLDEST
 
 WAIT_MS = 10_000
@@ -69,7 +70,7 @@ def scheduler(address: str) -> Iterator[Scheduler]:
 def connect(address: str, events: queue.SimpleQueue[object], times: LinkTimes | None = None) -> PeerLink:
     link = PeerLink(
         address,
-        security=NullSecurity(),
+        security=NullSecurity,
         decoder=codec.scheduler_to_frontend,
         greet=lambda nonce: Hello(nonce, 5, OLDEST, NEWEST),
         deliver=lambda batch: [events.put(event) for event in batch] and None,
@@ -189,8 +190,16 @@ def test_a_late_welcome_opens_nothing() -> None:
 
 def test_greetings_keep_their_pace_while_nobody_answers() -> None:
     keeper = SessionKeeper(TIMES, 0.0)
-    greetings = sum(keeper.turn(tick / 10) == [Act.GREET] for tick in range(100))
-    assert greetings == 10
+    acts = [act for tick in range(100) for act in keeper.turn(tick / 10)]
+    assert acts.count(Act.GREET) == 10
+
+
+def test_a_connection_that_leads_nowhere_is_made_anew() -> None:
+    keeper = SessionKeeper(TIMES, 0.0)
+    anew = [tick / 10 for tick in range(200) if Act.RECONNECT in keeper.turn(tick / 10)]
+    assert anew == [5.0, 10.0, 15.0]
+    assert keeper.welcomed(keeper.nonce, 20.0)
+    assert Act.RECONNECT not in keeper.turn(20.1), "not while a session lives"
 
 
 def test_heard_pongs_keep_the_session() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from protocol.transport import AddressError, NullSecurity, Sent, Transport, TransportOptions, check_address
+from protocol.keys import NullSecurity
+from protocol.transport import AddressError, Sent, Transport, TransportOptions, check_address
 
 WAIT_MS = 10_000
 

@@ -27,8 +27,9 @@ from protocol.frontend import (
     RejectCode,
     Welcome,
 )
+from protocol.keys import NullSecurity
 from protocol.session import Ping, Pong, Unwelcome
-from protocol.transport import NullSecurity, Transport
+from protocol.transport import Transport
 from protocol.versions import NEWEST, OLDEST
 from protocol.worker import GroupDown, KillGroup, LauncherHello, Plan, Reset, StepDone, WorkerWelcome
 from scheduler.loop import SchedulerLoop

@@ -23,8 +23,8 @@ from protocol import codec
 from protocol.base import Wire
 from protocol.codec import Decoder
 from protocol.frontend import Drain, Hello, Welcome
+from protocol.keys import NullSecurity
 from protocol.link import Opened, PeerLink, Received
-from protocol.transport import NullSecurity
 from protocol.versions import NEWEST, OLDEST
 from protocol.worker import Plan, Reset
 from scheduler.loop import SchedulerLoop
@@ -76,7 +76,7 @@ class Linked:
         self.events: queue.SimpleQueue[object] = queue.SimpleQueue()
         self.link = PeerLink(
             address,
-            security=NullSecurity(),
+            security=NullSecurity,
             decoder=decoder,
             greet=greet,
             deliver=lambda batch: [self.events.put(event) for event in batch] and None,

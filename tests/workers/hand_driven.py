@@ -10,10 +10,11 @@ import zmq
 from protocol import codec
 from protocol.base import Wire
 from protocol.ids import Incarnation
+from protocol.keys import NullSecurity
 from protocol.packing import pack_u32, unpack_u8, unpack_u32
 from protocol.requests import Sampling
 from protocol.session import Ping, Pong
-from protocol.transport import NullSecurity, Transport
+from protocol.transport import Transport
 from protocol.versions import NEWEST
 from protocol.worker import LauncherHello, Plan, Register, Reset, SlotAdd, StepDone, WorkerWelcome
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from headrace.lease import LeaseClient
 from protocol import codec
 from protocol.ids import random_u64
+from protocol.keys import KeysError
 from protocol.link import LinkEvent, Opened, PeerLink, Received, Refused
-from protocol.transport import AddressError, NullSecurity
+from protocol.transport import AddressError
 from protocol.versions import NEWEST, OLDEST
 from protocol.worker import GroupDown, GroupUp, KillGroup, LauncherHello, SetGroups, Stop
 from workers.launchers.base import Launcher, LauncherFailed, LaunchError, RankEnded
@@ -62,7 +63,7 @@ def run(settings: LauncherSettings) -> int:
         try:
             process.append(_LauncherProcess(settings, inbox, lease))
             status, message = process[0].run()
-        except (LaunchError, AddressError) as error:
+        except (LaunchError, AddressError, KeysError) as error:
             status, message = EXIT_FAILED, str(error)
         if status != EXIT_STOPPED:
             logger.error("%s", message)
@@ -93,7 +94,7 @@ class _LauncherProcess:
         self.turns = 0
         self._link = PeerLink(
             settings.scheduler,
-            security=NullSecurity(insecure_sockets=settings.insecure_sockets),
+            security=settings.scheduler_security,
             decoder=codec.scheduler_to_launcher,
             greet=lambda nonce: LauncherHello(nonce, OLDEST, NEWEST, self._instance),
             deliver=inbox.put,

@@ -34,7 +34,7 @@ class Submit(Wire, frozen=True, tag=2):
     stop_ids: bytes = b""
     """u32 ids that end the output: the model's end tokens (absent under ignore_eos) and the client's."""
     block_hashes: bytes = b""
-    """16 bytes per full prompt block; empty disables prefix reuse."""
+    """16 bytes (protocol/block_hashes.py) per full prompt block of ``block_size`` tokens."""
     priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
     """Lower runs earlier."""
     tenant: Annotated[str, msgspec.Meta(max_length=256)] = ""
@@ -44,6 +44,8 @@ class Submit(Wire, frozen=True, tag=2):
     grammar: Grammar | None = None
     reasoning: Reasoning | None = None
     adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    block_size: Count = 0
+    """Tokens of a hashed block: groups with blocks of that size may reuse prefixes. 0: nothing is reused or kept."""
 
 
 class Abort(Wire, frozen=True, tag=3):
@@ -199,6 +201,8 @@ class GroupLoad(Wire, frozen=True):
     steps: U64
     step_us: U64
     """Summed duration of all steps, microseconds, as workers measured them."""
+    cached_tokens: U64 = 0
+    """Of ``prompt_tokens``: found in the prefix cache when the request started."""
 
 
 class Load(Wire, frozen=True, tag=36):

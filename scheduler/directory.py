@@ -66,6 +66,7 @@ class Group:
             generation_tokens=statistics.generation_tokens,
             steps=statistics.steps,
             step_us=statistics.step_us,
+            cached_tokens=statistics.cached_tokens,
         )
 
 
@@ -146,6 +147,6 @@ def cheapest(sequence: Sequence, free_blocks: dict[Group, int]) -> Group | None:
     fitting = [
         group
         for group, free in free_blocks.items()
-        if group.scheduler.shape.blocks_to_prefill(sequence.length) <= free and group.could_hold(sequence)
+        if group.scheduler.blocks_to_admit(sequence) <= free and group.could_hold(sequence)
     ]
     return min(fitting, key=lambda group: group.cost(sequence), default=None)

@@ -87,7 +87,7 @@ class Fleet:
             self.lose(other.session, "the group registered again", now)
         model = self.models.setdefault(register.model, new_model(register))
         shape = GroupShape.of(register, self._settings.watermark)
-        scheduler = GroupScheduler(shape, self._epoch, Incarnation(register.incarnation))
+        scheduler = GroupScheduler(shape, self._epoch, Incarnation(register.incarnation), self._settings.group)
         watch = StepWatch(self._settings.step_times)
         group = Group(register.group, register.incarnation, session, register, scheduler, watch)
         self.groups[session] = model.groups[group.name] = group
@@ -175,7 +175,7 @@ class Fleet:
         if group is None:
             return
         if group.scheduler.is_out(failed.step):
-            self._fail(group, f"step {failed.step}: {failed.kind} {failed.message}", now)
+            self._fail(group, f"step {failed.step}: {failed.kind} {failed.message}", now, failed.kv_survived)
         else:
             self.stale_steps += 1
 
@@ -187,13 +187,13 @@ class Fleet:
         self.stale_steps += 1
         return None
 
-    def _fail(self, group: Group, reason: str, now: float) -> None:
+    def _fail(self, group: Group, reason: str, now: float, kv_survived: bool = False) -> None:
         group.failures_in_a_row += 1
         logger.error("group %s failed (%d in a row): %s", group.name, group.failures_in_a_row, reason)
         if group.failures_in_a_row >= MOST_FAILURES:
             self.give_up(group, f"{MOST_FAILURES} failed steps in a row; the last: {reason}", now)
             return
-        self._requeue(group.scheduler.reset())
+        self._requeue(group.scheduler.reset(kv_survived=kv_survived))
         group.watch.reset()
         group.suspect = False
         self._stirred.add(group)
@@ -258,7 +258,7 @@ class Fleet:
         self.drain_rate.admitted(now)
         if not sequence.started:
             sequence.started = True
-            self._notes.start(sequence.request.session, Started(sequence.rid, group.name, cached_tokens=0))
+            self._notes.start(sequence.request.session, Started(sequence.rid, group.name, sequence.cached_tokens))
 
     def _keep_busy(self, group: Group, now: float) -> None:
         """Keep two plans out, each filled with admissions; whoever a plan preempted waits at the head, once settled."""

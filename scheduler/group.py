@@ -14,11 +14,12 @@ from protocol.frontend import FinishReason, PromptLogprobs
 from protocol.ids import Epoch, Incarnation, SessionId
 from protocol.worker import Plan, RowStatus, StepDone
 from scheduler.block_pool import IntegrityError, PoolStatistics
+from scheduler.group_policy import GroupPolicy
 from scheduler.ledger import PlanRecord, StepLedger
 from scheduler.logprobs import StepRecords
 from scheduler.planner import Planner
 from scheduler.requests import Sequence, State
-from scheduler.results import BoolArray, Delivery, Finished, Rows, StepOutcome, deliver_one, read_rows
+from scheduler.results import ADVANCES, BoolArray, Delivery, Finished, Rows, StepOutcome, deliver_one, read_rows
 from scheduler.results import first_stop as find_first_stop
 from scheduler.shape import GroupShape
 from scheduler.tenancy import Tenancy
@@ -42,6 +43,8 @@ class GroupStatistics:
     preemptions: int
     prompt_tokens: int
     """Prompt lengths of requests admitted for the first time."""
+    cached_tokens: int
+    """Of these: found computed."""
     generation_tokens: int
     """Ids accepted as output."""
     steps: int
@@ -55,16 +58,19 @@ class GroupScheduler:
     of the last two, ``take_requeued`` holds the preempted sequences that may now be admitted anywhere.
     """
 
-    def __init__(self, shape: GroupShape, epoch: Epoch, incarnation: Incarnation) -> None:
+    def __init__(
+        self, shape: GroupShape, epoch: Epoch, incarnation: Incarnation, policy: GroupPolicy | None = None
+    ) -> None:
         self.shape = shape
+        self._policy = policy or GroupPolicy()
         self._epoch = epoch
         self._incarnation = incarnation
         self._preemptions = 0
-        self._start(last_planned=0)
-        self._prompt_tokens = self._generation_tokens = self._steps = self._step_us = 0
+        self._start(Tenancy(shape, self._policy.index_bytes), last_planned=0)
+        self._prompt_tokens = self._cached_tokens = self._generation_tokens = self._steps = self._step_us = 0
 
-    def _start(self, last_planned: int) -> None:
-        self._tenancy = Tenancy(self.shape)
+    def _start(self, tenancy: Tenancy, last_planned: int) -> None:
+        self._tenancy = tenancy
         self._ledger = StepLedger(last_planned)
         self._planner = Planner(self._tenancy, self._ledger, self._epoch, self._incarnation)
 
@@ -74,6 +80,11 @@ class GroupScheduler:
     def running(self) -> int:
         """Sequences that hold a slot."""
         return self._tenancy.running
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, settles or is out."""
+        return not (self.running or self._ledger.settling or self._ledger.records or self._planner.preempted)
 
     @property
     def plans_out(self) -> int:
@@ -117,11 +128,26 @@ class GroupScheduler:
         free = self._tenancy.pool.free
         return free - self.shape.watermark - self._planner.blocks_wanted_next() if self.running else free
 
+    def blocks_to_admit(self, sequence: Sequence) -> int:
+        """Blocks that its admission would take from those free; fewer when others hold the beginning it shares."""
+        return self._tenancy.blocks_to_admit(sequence)
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Tokens of its prefill that it would find computed if it were admitted now."""
+        return self._tenancy.hit(sequence) * self.shape.block_size
+
+    def parks(self, sequence: Sequence) -> bool:
+        """Whether to wait a moment: the next tokens that it lacks are being computed for another sequence."""
+        return self._tenancy.parks(sequence)
+
     def admit(self, sequence: Sequence) -> None:
         """Give it a slot and the blocks of its whole prefill; the caller has seen that both are there."""
-        self._tenancy.admit(sequence)
+        cached = self._tenancy.admit(sequence)
         if not sequence.started:
-            self._prompt_tokens += len(sequence.request.prompt)
+            prompt = len(sequence.request.prompt)
+            sequence.cached_tokens = min(cached, prompt)
+            self._prompt_tokens += prompt
+            self._cached_tokens += sequence.cached_tokens
 
     def plan(self) -> Plan | None:
         """The next step, or None when two are out or there is nothing to run."""
@@ -144,6 +170,8 @@ class GroupScheduler:
         slots = self._tenancy.slots
         live = slots.generation[record.slots] == record.generations
         slots.under_way[record.slots[live]] -= record.samples[live]
+        if len(record.slots) > record.num_decodes:
+            self._confirm_chunks(record, rows, live)
         finished: list[Finished] = []
         judged = self._take_prompt_records(records)
         delivery = self._accept(record, rows, records, live, finished)
@@ -157,6 +185,14 @@ class GroupScheduler:
         self._steps += 1
         self._step_us += done.step_us
         return StepOutcome(delivery, finished, judged)
+
+    def _confirm_chunks(self, record: PlanRecord, rows: Rows, live: BoolArray) -> None:
+        """The KV of these chunks is there: whoever begins with the same tokens may use it."""
+        for row in range(record.num_decodes, len(record.slots)):
+            if live[row] and ADVANCES[rows.status[row]]:
+                slot = int(record.slots[row])
+                self._tenancy.slots.computed[slot] += record.lengths[row]
+                self._tenancy.confirm(slot)
 
     def _take_prompt_records(self, records: StepRecords) -> list[tuple[SessionId, PromptLogprobs]]:
         """Prompt logprobs that are new to their frontends: a prefill that is done again yields them again."""
@@ -274,14 +310,19 @@ class GroupScheduler:
         named = [seq for seq in self._tenancy.sequences() if last_steps[seq.slot] > self._ledger.last_done]
         return named + list(self._ledger.settling.values())
 
-    def reset(self) -> list[Sequence]:
-        """Forget every slot, block and outstanding plan; returns what was unfinished, with the ids it has so far."""
+    def reset(self, *, kv_survived: bool = False) -> list[Sequence]:
+        """Forget every slot and outstanding plan; returns what was unfinished, with the ids it has so far.
+
+        Confirmed blocks stay shareable if the KV survived.
+        """
         unfinished = self._tenancy.sequences()
         for sequence in unfinished:
             self._tenancy.release(sequence)
         unfinished += [*self._ledger.settling.values(), *self._planner.preempted]
         self._preemptions += self._planner.preemptions
-        self._start(self._ledger.last_planned)
+        self._tenancy.worker_forgot()
+        tenancy = self._tenancy if kv_survived else Tenancy(self.shape, self._policy.index_bytes)
+        self._start(tenancy, self._ledger.last_planned)
         return unfinished
 
     # --------------------------------------------------------------------------------------------------- accounts
@@ -296,6 +337,7 @@ class GroupScheduler:
             pending_prefill=self.pending_prefill,
             preemptions=self._preemptions + self._planner.preemptions,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
             generation_tokens=self._generation_tokens,
             steps=self._steps,
             step_us=self._step_us,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from protocol.block_hashes import HASH_BYTES, root_hash
 from protocol.frontend import ModelInfo, RejectCode, Submit
 from protocol.ids import SessionId
 from protocol.packing import PackingError, unpack_biases, unpack_u32
@@ -16,7 +17,6 @@ from protocol.requests import MAX_BAD_WORD_IDS, MAX_BAD_WORDS, MAX_LOGIT_BIASES,
 from scheduler.requests import Int32Array, Request, Sequence
 
 U64_END = 1 << 64
-BLOCK_HASH_BYTES = 16
 
 
 class SubmitRefused(ValueError):
@@ -41,8 +41,11 @@ def read_submit(submit: Submit, session: SessionId, model: ModelInfo, now: float
             RejectCode.NEVER_FITS,
             f"the prompt has {len(prompt)} tokens and the model's context is {model.context} tokens, output included",
         )
-    if len(submit.block_hashes) % BLOCK_HASH_BYTES:
-        raise SubmitRefused(RejectCode.INVALID, f"block hashes come in {BLOCK_HASH_BYTES} bytes each")
+    if len(submit.block_hashes) != HASH_BYTES * (len(prompt) // submit.block_size if submit.block_size else 0):
+        raise SubmitRefused(
+            RejectCode.INVALID,
+            f"{len(submit.block_hashes)} bytes of hashes, {HASH_BYTES} each, for blocks of {submit.block_size} tokens",
+        )
     stops = _ids(submit.stop_ids, "stop ids", model.vocab_size)
     _check_sampling(submit.sampling, model.vocab_size)
     request = Request(
@@ -57,6 +60,8 @@ def read_submit(submit: Submit, session: SessionId, model: ModelInfo, now: float
         priority=submit.priority,
         deadline=None if submit.remaining_ms is None else now + submit.remaining_ms / 1000,
         block_hashes=submit.block_hashes,
+        hash_block_size=submit.block_size,
+        root=root_hash(submit.salt, submit.adapter),
     )
     for choice in submit.choices:
         if not (0 <= choice.rid < U64_END and 0 <= choice.seed < U64_END):

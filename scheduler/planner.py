@@ -50,7 +50,7 @@ class Planner:
             incarnation=self._incarnation,
             step=step,
             drops=pack_u32(drops),
-            adds=tuple(_slot_add(sequence) for sequence in adds),
+            adds=tuple(_slot_add(sequence, int(self._tenancy.slots.computed[sequence.slot])) for sequence in adds),
             blocks=pack_u32(np.concatenate(pairs)) if pairs else b"",
             chunks=pack_u32(np.array(chunks)) if chunks else b"",
             skips=pack_u32(skips),
@@ -135,7 +135,7 @@ class Planner:
         return chunks
 
 
-def _slot_add(sequence: Sequence) -> SlotAdd:
+def _slot_add(sequence: Sequence, computed: int) -> SlotAdd:
     request = sequence.request
     return SlotAdd(
         slot=sequence.slot,
@@ -144,4 +144,5 @@ def _slot_add(sequence: Sequence) -> SlotAdd:
         seed=sequence.seed,
         sampling=sequence.sampling,
         stop_ids=request.stop_ids,
+        computed=computed,
     )

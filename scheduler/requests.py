@@ -9,13 +9,16 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from protocol.block_hashes import block_hashes, split_hashes
 from protocol.frontend import FinishReason
-from protocol.ids import SessionId
+from protocol.ids import BlockHash, SessionId
+from protocol.packing import pack_u32
 from protocol.requests import Sampling
 
 Int32Array = npt.NDArray[np.int32]
 
 NO_OUTPUT: Int32Array = np.empty(0, dtype=np.int32)
+NO_HASH = BlockHash(b"")
 
 
 class State(Enum):
@@ -54,7 +57,11 @@ class Request:
     priority: int
     deadline: float | None
     block_hashes: bytes = b""
-    """The hash chain of the prompt's full blocks, 16 bytes each; empty: no prefix is reused."""
+    """The hash chain of the prompt's full blocks, 16 bytes each."""
+    hash_block_size: int = 0
+    """Tokens of each such block; 0: no prefix is to be reused."""
+    root: BlockHash = NO_HASH
+    """The parent of its first block's hash."""
     choices: list[Sequence] = field(default_factory=list)
 
     @property
@@ -91,6 +98,8 @@ class Sequence:
     """Later requests admitted before it because it did not fit."""
     judged: int = 0
     """Prompt tokens whose logprobs its frontend has: those at positions 1 … judged."""
+    chain: list[BlockHash] = field(default_factory=list)
+    """Hashes of its leading full blocks, as far as they were needed; see ``chain_to``."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -113,6 +122,27 @@ class Sequence:
     def tokens(self) -> Int32Array:
         """Prompt and output, shape [length]."""
         return np.concatenate((self.request.prompt, self.output)) if len(self.output) else self.request.prompt
+
+    @property
+    def reusable(self) -> int:
+        """Leading tokens that need not be computed when their KV is there.
+
+        Never the last one, whose logits are wanted, nor one whose logits judge a prompt token not judged yet.
+        """
+        return self.length - 1 if self.sampling.prompt_logprobs < 0 else self.judged
+
+    def chain_to(self, blocks: int) -> list[BlockHash]:
+        """Hashes of at least its first ``blocks`` full blocks, output included; none when nothing is to be reused."""
+        request, chain = self.request, self.chain
+        size = request.hash_block_size
+        if not size:
+            return chain
+        if not chain:
+            chain += split_hashes(request.block_hashes)
+        if len(chain) < blocks:
+            parent = chain[-1] if chain else request.root
+            chain += block_hashes(parent, pack_u32(self.tokens()[len(chain) * size : blocks * size]), size)
+        return chain
 
     def append_output(self, ids: npt.NDArray[np.int64]) -> int:
         """Append ids as far as they count: up to a stop id or the limit; returns how many did."""

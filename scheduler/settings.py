@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from scheduler.group_policy import GroupPolicy
 from scheduler.step_watch import StepTimes
 
 
@@ -18,6 +19,7 @@ class CellSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_grace: float = 120.0
     """Seconds a known model may be without a group before its waiting requests are refused."""
     step_times: StepTimes = StepTimes()
+    group: GroupPolicy = GroupPolicy()
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +36,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_tokens: int = 1_000_000
     watermark: float = 0.01
     model_grace: float = 120.0
+    prefix_caching: bool = True
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     """0: no metrics server of its own; frontends relay the gauges."""
@@ -48,4 +51,5 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_queue_tokens=self.max_queue_tokens,
             watermark=self.watermark,
             model_grace=self.model_grace,
+            group=GroupPolicy(prefix_caching=self.prefix_caching),
         )

@@ -3,6 +3,7 @@
 ::
 
     tokens       p p p p p p o o o              length = prompt_len + outputs, as confirmed by StepDone
+    computed     ─────►                         prefill tokens that were cached or that a StepDone confirmed
     planned      ─────────►                     prefill tokens that plans have covered so far
     target                 ^                    length when it was admitted: decoding once planned = target
     under_way                  ? ?              outstanding plans in which the row samples: each adds 1 … max_ids
@@ -45,6 +46,7 @@ class SlotArrays:
         self.rid: npt.NDArray[np.uint64] = zeros(np.uint64)
         self.prompt_len: npt.NDArray[np.int64] = zeros(np.int64)
         self.target: npt.NDArray[np.int64] = zeros(np.int64)
+        self.computed: npt.NDArray[np.int64] = zeros(np.int64)
         self.planned: npt.NDArray[np.int64] = zeros(np.int64)
         self.outputs: npt.NDArray[np.int64] = zeros(np.int64)
         self.limit: npt.NDArray[np.int64] = zeros(np.int64)
@@ -64,8 +66,8 @@ class SlotArrays:
         """Occupied slots that want records of either kind: while there are none, nobody looks further."""
         self.sequences: list[Sequence | None] = [None] * max_slots
 
-    def fill(self, slot: int, sequence: Sequence) -> None:
-        """A sequence enters a slot; its blocks follow by ``append_blocks``."""
+    def fill(self, slot: int, sequence: Sequence, cached: int) -> None:
+        """A sequence enters a slot, this many of its tokens computed; its blocks follow by ``append_blocks``."""
         request, outputs = sequence.request, len(sequence.output)
         self.occupied[slot] = True
         self.session[slot] = request.session
@@ -75,7 +77,8 @@ class SlotArrays:
         self.outputs[slot] = outputs
         self.limit[slot] = request.limit
         self.min_tokens[slot] = request.sampling.min_tokens
-        self.planned[slot] = self.under_way[slot] = self.last_step[slot] = self.num_blocks[slot] = 0
+        self.planned[slot] = self.computed[slot] = cached
+        self.under_way[slot] = self.last_step[slot] = self.num_blocks[slot] = 0
         self.stops[slot] = NO_ID
         self.many_stops[slot] = len(request.stops) > STOP_COLUMNS
         if not self.many_stops[slot]:
@@ -107,6 +110,16 @@ class SlotArrays:
     def tenant(self, slot: int, generation: int) -> Sequence | None:
         """Whoever has this tenure of a slot, while it lasts."""
         return self.sequences[slot] if self.generation[slot] == generation else None
+
+    def confirmed(self, slot: int) -> int:
+        """Leading tokens whose KV is certain: an outstanding plan writes behind them only.
+
+        The last output's KV is written by the step that it is the input of.
+        """
+        computed = int(self.computed[slot])
+        if computed < self.target[slot]:
+            return computed
+        return max(computed, int(self.prompt_len[slot] + self.outputs[slot]) - 1)
 
     def append_blocks(self, slots: Slots, counts: Int64Array, blocks: Int32Array) -> Int32Array:
         """Give ``counts[i]`` of the blocks to ``slots[i]``; returns the (slot, block) pairs, shape [blocks, 2]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from protocol.block_hashes import block_hashes, root_hash
 from protocol.frontend import Abort, Finish, FinishReason, Frame, Load, PromptLogprobs, Reject, Submit
 from protocol.ids import Epoch, SessionId
 from protocol.logprobs import record_size
@@ -32,13 +33,20 @@ def submit(
     priority: int = 0,
     remaining_ms: int | None = None,
     sampling: Sampling | None = None,
+    choices: int = 1,
+    block_size: int = 0,
+    salt: bytes = b"",
     **fields: object,
 ) -> Submit:
-    """A Submit of one choice."""
+    """A Submit of one choice, or of several with the rids that follow; its prefix is reused given a block size."""
+    tokens = pack_u32(prompt if prompt is not None else [1, 2, 3, 4, 5])
     return Submit(
-        choices=(Choice(rid, seed, pack_u32(resume)),),
+        choices=tuple(Choice(rid + n, seed + n, pack_u32(resume)) for n in range(choices)),
         model=model,
-        tokens=pack_u32(prompt if prompt is not None else [1, 2, 3, 4, 5]),
+        tokens=tokens,
+        block_hashes=b"".join(block_hashes(root_hash(salt), tokens, block_size)) if block_size else b"",
+        block_size=block_size,
+        salt=salt,
         max_tokens=max_tokens,
         stop_ids=pack_u32(stop),
         priority=priority,

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from protocol.requests import Choice, Sampling
+from protocol.requests import Sampling
 from protocol.worker import RowStatus
 from scheduler.settings import CellSettings
 from tests.scheduler.fake_worker import VOCAB, FakeWorker, register
@@ -28,6 +28,17 @@ SHAPES = [
     {"num_blocks": 7, "block_size": 2, "max_slots": 3, "max_tokens_per_step": 64, "max_ids_per_row": 1},
     {"num_blocks": 20, "block_size": 1, "max_slots": 8, "max_tokens_per_step": 3, "max_ids_per_row": 2},
 ]
+FAMILIES = [[family, *range(40, 60)] for family in range(2)]
+"""Beginnings that prompts share."""
+PROMPTS = st.one_of(
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
+    st.builds(
+        lambda family, length, tail: family[:length] + tail,
+        st.sampled_from(FAMILIES),
+        st.integers(1, 14),
+        st.lists(st.integers(0, 3), max_size=3),
+    ),
+)
 FAILURES = [RowStatus.NOT_READY, RowStatus.NAN, RowStatus.EMPTY_SUPPORT, RowStatus.FAULT]
 
 
@@ -57,7 +68,7 @@ class CellMachine(RuleBasedStateMachine):
         return frontends[pick % len(frontends)]
 
     @rule(
-        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
+        prompt=PROMPTS,
         choices=st.integers(1, 3),
         max_tokens=st.integers(0, 30),
         stops=st.lists(st.integers(0, VOCAB - 1), max_size=12),
@@ -65,6 +76,8 @@ class CellMachine(RuleBasedStateMachine):
         alternatives=st.tuples(*[st.sampled_from([-1, -1, 0, 2])] * 2),
         priority=st.integers(-1, 1),
         remaining_ms=st.one_of(st.none(), st.none(), st.integers(0, 3000)),
+        reuses=st.sampled_from([True, True, True, False]),
+        salt=st.sampled_from([b"", b"", b"s"]),
         pick=st.integers(0, 9),
     )
     def submits(
@@ -77,6 +90,8 @@ class CellMachine(RuleBasedStateMachine):
         alternatives: tuple[int, int],
         priority: int,
         remaining_ms: int | None,
+        reuses: bool,
+        salt: bytes,
         pick: int,
     ) -> None:
         context = min(info.context for info in self.rig.cell.models())
@@ -90,10 +105,10 @@ class CellMachine(RuleBasedStateMachine):
             sampling=Sampling(min_tokens=min_tokens, logprobs=alternatives[0], prompt_logprobs=alternatives[1]),
             priority=priority,
             remaining_ms=remaining_ms,
-        )
-        message = type(message)(
-            tuple(Choice(first + n, n * 1000 + first) for n in range(choices)),
-            *(getattr(message, name) for name in message.__struct_fields__[1:]),
+            choices=choices,
+            seed=1000 * first,
+            block_size=self.shape["block_size"] if reuses else 0,
+            salt=salt,
         )
         self.rig.submit(self.any_frontend(pick), message)
 

@@ -1,0 +1,19 @@
+"""How a group's scheduler behaves, as far as an operator may choose."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The same for every group of a cell."""
+
+    prefix_caching: bool = True
+    """Finished blocks stay addressable, and requests that begin alike share them."""
+    prefix_index_bytes: int = 64 << 20
+    """Most memory of one group's index; a block that would exceed it is not kept, or an older one is given up."""
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory for the index; 0: there is none."""
+        return self.prefix_index_bytes if self.prefix_caching else 0

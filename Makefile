@@ -15,7 +15,7 @@ TORCH_ARGS ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo torch==2.13.0)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: serve test test-fast test-long lint clean
+.PHONY: serve test test-fast test-long faults lint clean
 
 serve: $(INSTALLED)
 	@exec $(BIN)/headrace serve $(MODEL) --port $(PORT) $(ARGS)
@@ -28,6 +28,10 @@ test-fast: $(INSTALLED)
 
 test-long: $(INSTALLED)
 	@HYPOTHESIS_PROFILE=searching $(BIN)/python -m pytest -m long $(ARGS)
+
+# Kill and stop every process at every phase, and hold each stream to the undisturbed run. About four minutes.
+faults: $(INSTALLED)
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 lint: $(INSTALLED)
 	@$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/mypy -p protocol -p scheduler -p frontend

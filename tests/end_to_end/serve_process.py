@@ -175,6 +175,14 @@ class ServeProcess:
             assert time.monotonic() < deadline, f"never {what}: {gauges}"
             threading.Event().wait(0.05)
 
+    def wait_for_groups(self, count: int) -> None:
+        """So many groups are registered and serve."""
+        self.wait_for_gauges(
+            lambda gauges: sum(up for name, up in gauges.items() if name.startswith("headrace_worker_up{")) == count,
+            f"{count} groups",
+            READY_SECONDS,
+        )
+
     def wait_until_no_blocks_are_used(self) -> None:
         """Every KV block is back in the pool."""
         self.wait_for_gauges(

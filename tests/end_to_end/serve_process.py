@@ -61,13 +61,72 @@ class Gauges(dict[str, float]):
         return sum(samples)
 
 
-class ServeProcess:
+class RunningServer:
+    """What can be asked of a server from outside: its API, its metrics, its processes."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.marker = f"headrace-test-{port}-{os.getpid()}"
+        """In the environment of every process of this server."""
+
+    def pids(self, pattern: str) -> list[int]:
+        """Pids of this server's processes whose command line matches."""
+        return sorted(pid for pid, command in processes_mentioning(self.marker).items() if re.search(pattern, command))
+
+    def client(self, **options: object) -> openai.OpenAI:
+        """The official client, with strict validation of every response unless an option says otherwise."""
+        defaults = {"api_key": "none", "_strict_response_validation": True, "max_retries": 0, "timeout": 120}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})  # type: ignore[arg-type]
+
+    def gauges(self) -> Gauges:
+        """One scrape of /metrics."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
+            text = response.read().decode()
+        samples = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return Gauges({name: float(value) for name, _, value in samples})
+
+    def wait_for_gauges(self, condition: Callable[[Gauges], bool], what: str, seconds: float = 30.0) -> Gauges:
+        """Scrape until the condition holds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            gauges = self.gauges()
+            if condition(gauges):
+                return gauges
+            assert time.monotonic() < deadline, f"never {what}: {gauges}"
+            threading.Event().wait(0.05)
+
+    def wait_until_it_answers(self, seconds: float = READY_SECONDS) -> None:
+        """The API is up."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+                return
+            except OSError:
+                assert time.monotonic() < deadline, f"{self.url} does not answer"
+                time.sleep(0.05)
+
+    def wait_for_groups(self, count: int) -> None:
+        """So many groups are registered and serve."""
+        self.wait_for_gauges(
+            lambda gauges: sum(up for name, up in gauges.items() if name.startswith("headrace_worker_up{")) == count,
+            f"{count} groups",
+            READY_SECONDS,
+        )
+
+    def wait_until_no_blocks_are_used(self) -> None:
+        """Every KV block is back in the pool."""
+        self.wait_for_gauges(
+            lambda gauges: gauges.total("headrace_kv_blocks", state="used") == 0, "zero used KV blocks"
+        )
+
+
+class ServeProcess(RunningServer):
     """Context manager: starts ``headrace serve`` with the arguments and waits for its ready line."""
 
     def __init__(self, *arguments: str, port: int | None = None, environment: dict[str, str] | None = None) -> None:
-        self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.marker = f"headrace-test-{self.port}-{os.getpid()}"
+        super().__init__(port or free_port())
         self._command = [sys.executable, "-m", "headrace", "serve", *arguments, "--port", str(self.port)]
         self._environment = {**os.environ, "HEADRACE_TEST_MARKER": self.marker, **(environment or {})}
         self.lines: list[str] = []
@@ -148,46 +207,6 @@ class ServeProcess:
     @property
     def output(self) -> str:
         return "\n".join(self.lines)
-
-    def pids(self, pattern: str) -> list[int]:
-        """Pids of this server's processes whose command line matches."""
-        return sorted(pid for pid, command in processes_mentioning(self.marker).items() if re.search(pattern, command))
-
-    def client(self, **options: object) -> openai.OpenAI:
-        """The official client, with strict validation of every response unless an option says otherwise."""
-        defaults = {"api_key": "none", "_strict_response_validation": True, "max_retries": 0, "timeout": 120}
-        return openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})  # type: ignore[arg-type]
-
-    def gauges(self) -> Gauges:
-        """One scrape of /metrics."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
-            text = response.read().decode()
-        samples = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
-        return Gauges({name: float(value) for name, _, value in samples})
-
-    def wait_for_gauges(self, condition: Callable[[Gauges], bool], what: str, seconds: float = 30.0) -> Gauges:
-        """Scrape until the condition holds."""
-        deadline = time.monotonic() + seconds
-        while True:
-            gauges = self.gauges()
-            if condition(gauges):
-                return gauges
-            assert time.monotonic() < deadline, f"never {what}: {gauges}"
-            threading.Event().wait(0.05)
-
-    def wait_for_groups(self, count: int) -> None:
-        """So many groups are registered and serve."""
-        self.wait_for_gauges(
-            lambda gauges: sum(up for name, up in gauges.items() if name.startswith("headrace_worker_up{")) == count,
-            f"{count} groups",
-            READY_SECONDS,
-        )
-
-    def wait_until_no_blocks_are_used(self) -> None:
-        """Every KV block is back in the pool."""
-        self.wait_for_gauges(
-            lambda gauges: gauges.total("headrace_kv_blocks", state="used") == 0, "zero used KV blocks"
-        )
 
 
 @contextlib.contextmanager

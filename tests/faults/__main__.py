@@ -11,7 +11,7 @@ from tests.end_to_end.serve_process import ServeProcess
 from tests.faults.laboratory import Laboratory, Outcome
 from tests.faults.ledger import Verdict
 from tests.faults.report import HEAD, row, total
-from tests.faults.scenarios import matrix, mixed_asks, script
+from tests.faults.scenarios import matrix, mixed_asks, random_kills, script
 
 
 def main() -> int:
@@ -21,6 +21,8 @@ def main() -> int:
     parser.add_argument("--groups", type=int, nargs="+", default=[2, 1])
     parser.add_argument("--launcher", nargs="+", default=["local"], choices=("local", "ray"))
     parser.add_argument("--model", default="", help="a real model instead of the scripted engine")
+    parser.add_argument("--kills", type=int, default=0, help="so many random kills in a row instead of the matrix")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="scenarios whose name contains this")
     parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "headrace-faults")
     given = parser.parse_args()
@@ -32,10 +34,11 @@ def main() -> int:
                 server.wait_for_groups(groups)
                 model = server.client().models.list().data[0].id
                 laboratory = Laboratory(server, mixed_asks(model, given.streams, given.max_tokens), given.keep)
-                for scenario in matrix():
+                for scenario in random_kills(given.kills, given.seed) if given.kills else matrix():
                     if given.only in scenario.name:
                         outcomes.append(laboratory.run(scenario))
                         _say(row(outcomes[-1]))
+                _say(laboratory.memory())
     _say(f"\n{total(outcomes)}")
     lost = sum(outcome.count(Verdict.LOST) for outcome in outcomes)
     if lost:

@@ -9,13 +9,13 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.end_to_end.serve_process import Gauges, ServeProcess
+from tests.end_to_end.serve_process import Gauges, RunningServer
 from tests.faults.ledger import Ask, Ledger, Verdict, follow_all
-from tests.faults.scenarios import Fault, Role, Scenario
+from tests.faults.scenarios import Fault, Phase, Role, Scenario
 
 MISSING_SECONDS = 120.0
 """How long a process or a group may be missing."""
@@ -25,9 +25,9 @@ MISSING_SECONDS = 120.0
 class Outcome:
     """One scenario as it went."""
 
-    scenario: Scenario
-    verdicts: list[Verdict]
-    pauses: list[float]
+    name: str
+    verdicts: list[Verdict] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
     """Longest silence of each stream, in seconds."""
     noticed: list[float] = field(default_factory=list)
     """Seconds from each blow until a new process of the role was there."""
@@ -42,7 +42,7 @@ class Outcome:
 class Laboratory:
     """A server, the asks, and how they are answered when nothing happens."""
 
-    def __init__(self, server: ServeProcess, asks: Sequence[Ask], ledgers: Path, seed: int = 0) -> None:
+    def __init__(self, server: RunningServer, asks: Sequence[Ask], ledgers: Path, seed: int = 0) -> None:
         self.server = server
         self._asks = asks
         self._directory = ledgers
@@ -54,14 +54,33 @@ class Laboratory:
         self._expected = [ledger.tokens for ledger in self._undisturbed]
         self._groups = len(_used_blocks(server.gauges()))
         self._base = self._held()
+        self._base_resident = self._resident()
 
     def run(self, scenario: Scenario) -> Outcome:
-        """The asks again, with the fault; then everything must be back to base."""
-        ledgers = [Ledger(ask) for ask in self._asks]
-        outcome = Outcome(scenario, [], [])
+        """The asks again, and processes are hurt meanwhile; then everything must be back to base."""
+        outcome = Outcome(scenario.name)
         dead: list[str] = []
+
+        def strike() -> None:
+            for _ in range(scenario.fault.times):
+                self._blow(scenario.fault, outcome, dead)
+
+        return self._observe(outcome, scenario.phase, strike, dead)
+
+    def hurt(self, name: str, phase: Phase, strike: Callable[[], None]) -> Outcome:
+        """The asks again, while ``strike`` does what it does on a thread of its own; then everything must be back."""
+        outcome = Outcome(name)
+
+        def counted() -> None:
+            outcome.struck += 1
+            strike()
+
+        return self._observe(outcome, phase, counted, [])
+
+    def _observe(self, outcome: Outcome, phase: Phase, strike: Callable[[], None], dead: list[str]) -> Outcome:
+        ledgers = [Ledger(ask) for ask in self._asks]
         over = threading.Event()
-        striker = threading.Thread(target=self._strike, args=(scenario, ledgers, outcome, dead, over))
+        striker = threading.Thread(target=self._strike_in_time, args=(phase, ledgers, strike, over))
         striker.start()
         try:
             asyncio.run(follow_all(self.server.url, ledgers))
@@ -74,9 +93,19 @@ class Laboratory:
             if not ledger.broken:
                 outcome.pauses.append(ledger.longest_gap)
             if verdict is Verdict.LOST:
-                outcome.saved.append(ledger.save(self._directory / scenario.name.replace(" ", "-"), undisturbed))
+                outcome.saved.append(ledger.save(self._directory / outcome.name.replace(" ", "-"), undisturbed))
         self.check_quiescence()
         return outcome
+
+    def memory(self) -> str:
+        """Resident memory of those that lived since the start, then and now."""
+        now = self._resident()
+        grown = [
+            f"{before / 2**20:.0f} → {now[pid] / 2**20:.0f} MiB"
+            for pid, before in self._base_resident.items()
+            if pid in now
+        ]
+        return f"resident memory of the schedulers and frontends that lived on: {', '.join(grown) or 'none did'}"
 
     def check_quiescence(self) -> None:
         """No request, no block, no process more or less than before; survivors hold no more descriptors or threads."""
@@ -86,16 +115,13 @@ class Laboratory:
             assert time.monotonic() < ends, f"held more than before: {grown}"
             time.sleep(0.1)
 
-    def _strike(
-        self, scenario: Scenario, ledgers: Sequence[Ledger], outcome: Outcome, dead: list[str], over: threading.Event
+    def _strike_in_time(
+        self, phase: Phase, ledgers: Sequence[Ledger], strike: Callable[[], None], over: threading.Event
     ) -> None:
-        while not scenario.phase.reached(ledgers, self._expected):
+        while not phase.reached(ledgers, self._expected):
             if over.wait(0.002):
                 return
-        for _ in range(scenario.fault.times):
-            if over.is_set():
-                return
-            self._blow(scenario.fault, outcome, dead)
+        strike()
 
     def _blow(self, fault: Fault, outcome: Outcome, dead: list[str]) -> None:
         alive = self.server.pids(fault.role.value)
@@ -116,7 +142,7 @@ class Laboratory:
                     os.kill(pid, signal.SIGCONT)
         elif fault.role is not Role.SUPERVISOR:
             while len(set(self.server.pids(fault.role.value)) - set(struck)) < len(alive):
-                assert time.monotonic() - at < MISSING_SECONDS, f"no new {fault.role.name}:\n{self.server.output}"
+                assert time.monotonic() - at < MISSING_SECONDS, f"no new {fault.role.name}"
                 time.sleep(0.02)
             outcome.noticed.append(time.monotonic() - at)
 
@@ -147,6 +173,16 @@ class Laboratory:
                     descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
                     held[pid] = (descriptors, len(list(Path(f"/proc/{pid}/task").iterdir())))
         return held
+
+    def _resident(self) -> dict[int, int]:
+        """Pid → bytes."""
+        resident = {}
+        for role in (Role.SCHEDULER, Role.FRONTEND):
+            for pid in self.server.pids(role.value):
+                with contextlib.suppress(OSError):
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    resident[pid] = pages * os.sysconf("SC_PAGE_SIZE")
+        return resident
 
     def _grown(self) -> dict[int, tuple[tuple[int, int], tuple[int, int]]]:
         """Survivors that hold more than at the start: a few descriptors of slack for connections that close late."""

@@ -18,7 +18,7 @@ def row(outcome: Outcome) -> str:
     pauses = outcome.pauses or [0.0]
     noticed = f"{max(outcome.noticed):.2f}" if outcome.noticed else "-"
     return (
-        f"{outcome.scenario.name:<44} {len(outcome.verdicts):>7} {outcome.count(Verdict.EXACT):>6} "
+        f"{outcome.name:<44} {len(outcome.verdicts):>7} {outcome.count(Verdict.EXACT):>6} "
         f"{outcome.count(Verdict.FAILED_CLEANLY):>6} {outcome.count(Verdict.LOST):>5}  {noticed:>10}  "
         f"{statistics.median(pauses):>8.2f}/{max(pauses):.2f}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,6 +92,18 @@ def matrix() -> list[Scenario]:
         Scenario("scheduler hangs for good, middle", Fault(Role.SCHEDULER, signal.SIGSTOP), Phase.MIDDLE),
     ]
     return scenarios
+
+
+def random_kills(count: int, seed: int) -> list[Scenario]:
+    """Kills in a row, of every role but the frontends that hold the streams."""
+    chance = random.Random(seed)
+    roles, phases = (Role.RANK, Role.SCHEDULER, Role.LAUNCHER), list(Phase)
+    kills = []
+    for number in range(count):
+        role, phase, every = chance.choice(roles), chance.choice(phases), chance.random() < 0.2
+        name = f"kill {number}: {'every ' * every}{role.name.lower()}, {phase.value}"
+        kills.append(Scenario(name, Fault(role, every=every), phase))
+    return kills
 
 
 def mixed_asks(model: str, streams: int, max_tokens: int) -> list[Ask]:

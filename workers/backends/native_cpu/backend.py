@@ -69,7 +69,7 @@ class NativeCpu:
 
     @property
     def numeric_class(self) -> dict[str, str]:
-        """The build's name is a hash of sources, compiler and flags. The types of the weights are the loader's to add."""
+        """The build is named after sources, compiler and flags. Types of weights are the loader's to add."""
         return {
             "backend": "native cpu 1",
             "isa": self._library.isa,

@@ -176,7 +176,7 @@ class NativeLibrary:
         self.path = path
         self.handle = ctypes.CDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():
-            function = self.handle[f"headrace_{name}"]
+            function = getattr(self.handle, f"headrace_{name}")  # by name: indexing makes another object each time
             function.restype, function.argtypes = result, arguments
 
     @property

@@ -1,0 +1,164 @@
+// Products on AVX-512: fp32 values for bf16 matrices, 16-bit integers for quantised ones.
+//
+// fp32 because the CPUs that have a bf16 product without AMX start one every other cycle, but two fp32
+// multiply-adds every cycle. 16 bits for activations because two such products start every cycle as well and their
+// sums over 32 inputs are exact.
+#pragma once
+
+#include "expand.h"
+#include "level.h"
+
+namespace headrace {
+namespace {
+
+// Rows of a register block and tiles beside each other: 24 accumulators leave registers for the tiles.
+constexpr int kBlockRows = 6;
+
+struct Avx512 {
+    using Value = float;
+    static constexpr bool kHasCodes = true;
+    static constexpr Codes kCodes = Codes::kInt16;
+
+    static void begin() {}
+    static void end() {}
+
+    // out [rows, tiles * 16] = (or += if add) x [rows, 2 * pairs] times bf16 tiles that continue for all pairs.
+    static void product(const float *x, int64_t x_stride, int rows, const uint16_t *const *tiles, int count, int pairs,
+                        float *out, int64_t stride, bool add) {
+        for (int done = 0; done < rows;) {
+            const int size = next_rows(rows - done);
+            kDense[size - 1][count - 1](x + done * x_stride, x_stride, tiles, pairs, out + done * stride, stride, add);
+            done += size;
+        }
+    }
+
+    // panel += one k-tile of `count` strips, expanded to int16 [count, 16, 32].
+    template <bool kHalves, bool kMinimum>
+    static void add_tile(const Activations &in, int64_t row, int rows, int64_t tile, const uint16_t *expanded,
+                         int count, const TileScales &scales, float *panel) {
+        for (int done = 0; done < rows;) {
+            const int size = next_rows(rows - done);
+            const int64_t first = row + done, block = first * in.blocks() + tile;
+            const Integer integer = {in.codes + first * in.padded + tile * kTileInputs, in.padded, in.scales + block,
+                                     in.sums + block, in.blocks()};
+            kIntegers<kHalves, kMinimum>[size - 1][count - 1](integer, expanded, scales, panel + done * kPanelWidth);
+            done += size;
+        }
+    }
+
+private:
+    // Rows in nearly equal groups: 7 as 4 + 3.
+    static int next_rows(int left) {
+        const int groups = (left + kBlockRows - 1) / kBlockRows;
+        return (left + groups - 1) / groups;
+    }
+
+    template <int kRows, int kTiles>
+    static void dense(const float *x, int64_t x_stride, const uint16_t *const *tiles, int pairs, float *out,
+                      int64_t stride, bool add) {
+        __m512 sum[kRows][kTiles];
+        const uint16_t *from[kTiles];
+        for (int t = 0; t < kTiles; t++) from[t] = tiles[t];
+        for (int r = 0; r < kRows; r++)
+            for (int t = 0; t < kTiles; t++)
+                sum[r][t] = add ? _mm512_loadu_ps(out + r * stride + t * 16) : _mm512_setzero_ps();
+        const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+        for (int pair = 0; pair < pairs; pair++) {
+            __m512 w[kTiles];
+#pragma GCC unroll 4
+            for (int t = 0; t < kTiles; t++)
+                w[t] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(from[t] + pair * 32), 16));
+#pragma GCC unroll 6
+            for (int r = 0; r < kRows; r++) {
+                const __m512 value = _mm512_set1_ps(x[r * x_stride + pair * 2]);
+#pragma GCC unroll 4
+                for (int t = 0; t < kTiles; t++) sum[r][t] = _mm512_fmadd_ps(value, w[t], sum[r][t]);
+            }
+#pragma GCC unroll 4
+            for (int t = 0; t < kTiles; t++)
+                w[t] = _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from[t] + pair * 32), upper));
+#pragma GCC unroll 6
+            for (int r = 0; r < kRows; r++) {
+                const __m512 value = _mm512_set1_ps(x[r * x_stride + pair * 2 + 1]);
+#pragma GCC unroll 4
+                for (int t = 0; t < kTiles; t++) sum[r][t] = _mm512_fmadd_ps(value, w[t], sum[r][t]);
+            }
+        }
+        for (int r = 0; r < kRows; r++)
+            for (int t = 0; t < kTiles; t++) _mm512_storeu_ps(out + r * stride + t * 16, sum[r][t]);
+    }
+
+    struct Integer {
+        const int16_t *codes;
+        int64_t stride;
+        const float *scales, *sums;
+        int64_t block_stride;
+    };
+
+    template <int kRows, int kTiles, bool kHalves, bool kMinimum>
+    static void integers(const Integer &in, const uint16_t *expanded, const TileScales &scales, float *panel) {
+        constexpr int kParts = kHalves ? 2 : 1, kPairs = kTilePairs / kParts;
+#pragma GCC unroll 2
+        for (int part = 0; part < kParts; part++) {
+            __m512i sum[kRows][kTiles];
+            for (int r = 0; r < kRows; r++)
+                for (int t = 0; t < kTiles; t++) sum[r][t] = _mm512_setzero_si512();
+#pragma GCC unroll 2
+            for (int p = 0; p < kPairs; p++) {
+                const int pair = part * kPairs + p;
+                __m512i w[kTiles];
+#pragma GCC unroll 4
+                for (int t = 0; t < kTiles; t++) w[t] = _mm512_load_si512(expanded + t * 512 + pair * 32);
+#pragma GCC unroll 6
+                for (int r = 0; r < kRows; r++) {
+                    int32_t two;
+                    memcpy(&two, in.codes + r * in.stride + pair * 2, 4);
+                    const __m512i values = _mm512_set1_epi32(two);
+#pragma GCC unroll 4
+                    for (int t = 0; t < kTiles; t++) sum[r][t] = _mm512_dpwssd_epi32(sum[r][t], values, w[t]);
+                }
+            }
+#pragma GCC unroll 6
+            for (int r = 0; r < kRows; r++) {
+                const __m512 scale = _mm512_set1_ps(in.scales[r * in.block_stride]);
+#pragma GCC unroll 4
+                for (int t = 0; t < kTiles; t++) {
+                    float *at = panel + r * kPanelWidth + t * 16;
+                    const __m512 d = _mm512_mul_ps(scales.d[part][t], scale);
+                    __m512 result = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][t]), d, _mm512_load_ps(at));
+                    if constexpr (kMinimum)
+                        result = _mm512_fmadd_ps(scales.m[t], _mm512_set1_ps(in.sums[r * in.block_stride]), result);
+                    _mm512_store_ps(at, result);
+                }
+            }
+        }
+    }
+
+    using Dense = void (*)(const float *, int64_t, const uint16_t *const *, int, float *, int64_t, bool);
+    using Integers = void (*)(const Integer &, const uint16_t *, const TileScales &, float *);
+
+    template <int kRows> static constexpr auto dense_row() {
+        return Four<Dense>{{dense<kRows, 1>, dense<kRows, 2>, dense<kRows, 3>, dense<kRows, 4>}};
+    }
+    template <int kRows, bool kHalves, bool kMinimum> static constexpr auto integer_row() {
+        return Four<Integers>{{integers<kRows, 1, kHalves, kMinimum>, integers<kRows, 2, kHalves, kMinimum>,
+                               integers<kRows, 3, kHalves, kMinimum>, integers<kRows, 4, kHalves, kMinimum>}};
+    }
+    template <typename Function> struct Four {
+        Function by_tiles[4];
+        constexpr Function operator[](int index) const { return by_tiles[index]; }
+    };
+
+    static const Four<Dense> kDense[kBlockRows];
+    template <bool kHalves, bool kMinimum> static const Four<Integers> kIntegers[kBlockRows];
+};
+
+const Avx512::Four<Avx512::Dense> Avx512::kDense[kBlockRows] = {dense_row<1>(), dense_row<2>(), dense_row<3>(),
+                                                                dense_row<4>(), dense_row<5>(), dense_row<6>()};
+template <bool kHalves, bool kMinimum>
+const Avx512::Four<Avx512::Integers> Avx512::kIntegers[kBlockRows] = {
+    integer_row<1, kHalves, kMinimum>(), integer_row<2, kHalves, kMinimum>(), integer_row<3, kHalves, kMinimum>(),
+    integer_row<4, kHalves, kMinimum>(), integer_row<5, kHalves, kMinimum>(), integer_row<6, kHalves, kMinimum>()};
+
+}  // namespace
+}  // namespace headrace

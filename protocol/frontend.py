@@ -54,11 +54,26 @@ class Abort(Wire, frozen=True, tag=3):
     rids: tuple[U64, ...]
 
 
+LOWEST_PRIORITY = -100
+"""The most urgent one: nothing is displaced by a Submit of it or above."""
+
+
 class Credit(Wire, frozen=True):
-    """What a frontend may still submit before it must answer 429 itself."""
+    """What a frontend may still submit before it must answer 429 itself.
+
+    What it sent and the scheduler had not read when this was written, it takes off itself: see ``taken_requests``.
+    """
 
     requests: Count
+    """Choices."""
     tokens: Count
+    displaces: Annotated[int, msgspec.Meta(ge=-100, le=100)] = LOWEST_PRIORITY
+    """A Submit whose priority is a lower number than this is taken without credit: something less urgent gives way."""
+    retry_after_ms: Count = 0
+    """When a client that is turned away should come back."""
+    taken_requests: U64 = 0
+    """Choices of this session's Submits that the scheduler has read so far, refused ones included."""
+    taken_tokens: U64 = 0
 
 
 class Limits(Wire, frozen=True):

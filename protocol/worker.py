@@ -208,6 +208,16 @@ class GroupDown(Wire, frozen=True, tag=12):
     cause: Text
 
 
+class DrainGroup(Wire, frozen=True, tag=13):
+    """This incarnation is to go: it gets nothing new, and when what runs there has ended, its leader gets Stop."""
+
+    group: Name
+    incarnation: U64
+    remaining_ms: Count
+    """What still runs then goes on elsewhere."""
+    reason: Text = ""
+
+
 class KillGroup(Wire, frozen=True, tag=48):
     """The scheduler gave this incarnation up: kill its ranks and launch another."""
 
@@ -224,7 +234,9 @@ class SetGroups(Wire, frozen=True, tag=49):
 
 
 LeaderToScheduler = Register | StepDone | StepFailed | AdapterDone | Ping
-LauncherToScheduler = LauncherHello | GroupUp | GroupDown | Ping
-WorkerSideToScheduler = Register | StepDone | StepFailed | AdapterDone | Ping | LauncherHello | GroupUp | GroupDown
+LauncherToScheduler = LauncherHello | GroupUp | GroupDown | DrainGroup | Ping
+WorkerSideToScheduler = (
+    Register | StepDone | StepFailed | AdapterDone | Ping | LauncherHello | GroupUp | GroupDown | DrainGroup
+)
 SchedulerToLeader = WorkerWelcome | Unwelcome | Plan | Prepare | LoadAdapter | UnloadAdapter | Reset | Pong | Stop
 SchedulerToLauncher = WorkerWelcome | Unwelcome | Pong | KillGroup | SetGroups | Stop

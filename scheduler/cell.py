@@ -11,6 +11,8 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from protocol.frontend import (
     Abort,
     Credit,
@@ -25,16 +27,21 @@ from protocol.frontend import (
 )
 from protocol.ids import Epoch, SessionId
 from protocol.requests import MAX_CHOICES
-from protocol.worker import GroupDown, KillGroup, Register, StepDone, StepFailed
+from protocol.worker import DrainGroup, GroupDown, KillGroup, Register, StepDone, StepFailed
+from scheduler.admission import Admission
 from scheduler.block_pool import IntegrityError
 from scheduler.directory import Model
 from scheduler.fleet import Fleet, Refusal
 from scheduler.frames import Notebook, StepFrames, note_frames
 from scheduler.intake import SubmitRefused, read_submit
 from scheduler.load import LoadPacer
-from scheduler.outbox import Outbox, Outgoing, ToFrontend, ToFrontends
+from scheduler.outbox import Outbox, Outgoing, ToFrontend
+from scheduler.queue import is_returning
 from scheduler.requests import Request, Sequence, State
 from scheduler.settings import CellSettings
+
+PRIORITY_CLASSES = ("urgent", "normal", "background")
+"""Priorities below, at and above 0, as metrics tell them."""
 
 SPARE_DEADLINES = 1024
 """Deadlines of finished requests are kept up to this many beyond the live ones, then swept."""
@@ -51,6 +58,14 @@ class CellStatistics:
     """Choices without a finish."""
     requests_waiting: int
     waiting_tokens: int
+    waiting_by_priority: dict[str, int]
+    """urgent (below 0), normal, background (above 0): as their waiting has made them."""
+    tenants: int
+    """With something waiting or running."""
+    shed: int
+    """Choices that gave way in a full queue."""
+    queue_timeouts: int
+    """Choices refused after they had waited too long."""
     stale_steps: int
     group_losses: int
     requeues: int
@@ -71,12 +86,15 @@ class Cell:
         self._settings = settings
         self._outbox, self._notes = Outbox(), Notebook()
         self._fleet = Fleet(settings, epoch, self._outbox, self._notes)
+        self._admission = Admission(settings, self._fleet)
         self._frontends: dict[SessionId, dict[int, Sequence]] = {}
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, tuple[int, int], Request]] = []
+        """(when, who, request): of the request in total, or of its waiting."""
         self._arrivals = itertools.count()
         self._pacer = LoadPacer()
         self._finished: Counter[FinishReason] = Counter()
         self._rejected: Counter[RejectCode] = Counter()
+        self._queue_timeouts = 0
 
     def take_outbox(self) -> list[Outgoing]:
         """Everything to be sent since the last call, in order."""
@@ -87,31 +105,36 @@ class Cell:
     def frontend_joined(self, session: SessionId) -> None:
         """A frontend's session opened."""
         self._frontends[session] = {}
+        self._admission.joined(session)
 
     def frontend_lost(self, session: SessionId) -> None:
         """A frontend's session ended: nobody waits for its requests any more."""
         for sequence in self._frontends.pop(session, {}).values():
             self._fleet.withdraw(sequence)
         self._notes.forget(session)
+        self._admission.left(session)
 
     def submit(self, session: SessionId, submit: Submit, now: float) -> None:
         """Queue a Submit, or refuse it as a whole."""
         live = self._frontends[session]
         rids = list(dict.fromkeys(choice.rid for choice in submit.choices))
+        self._admission.asked(session, len(submit.choices), len(submit.tokens) // 4)
         try:
             model = self._model_for(submit)
             request = read_submit(submit, session, model.info, now, self._arrivals)
             if not live.keys().isdisjoint(rids):
                 raise SubmitRefused(RejectCode.INVALID, "a rid was used before")
-            self._check_queue(request, now)
+            displaced = self._admission.make_room(request, now)
         except SubmitRefused as refused:
             # A rid that is live keeps its one finish; the others get their one reject.
             self._reject(session, [rid for rid in rids if rid not in live], refused)
             return
+        for victim in displaced:
+            self._shed(victim, now)
         for sequence in request.choices:
             live[sequence.rid] = sequence
-            self._queue(model, sequence)
-        self._watch_deadline(request)
+            self._queue(model, sequence, now)
+        self._watch_deadline(request, now)
 
     def abort(self, session: SessionId, abort: Abort) -> None:
         """End these choices, whatever they are doing; one that is unknown or has finished is left as it is."""
@@ -128,25 +151,29 @@ class Cell:
             raise SubmitRefused(RejectCode.UNKNOWN_MODEL, f"no group has registered the model {submit.model!r}")
         return model
 
-    def _check_queue(self, request: Request, now: float) -> None:
-        """The queue is bounded in requests and in tokens; an empty one takes any single Submit."""
-        waiting, waiting_tokens = self._waiting()
-        tokens = sum(sequence.length for sequence in request.choices)
-        if waiting and (
-            waiting + len(request.choices) > self._settings.max_queue_requests
-            or waiting_tokens + tokens > self._settings.max_queue_tokens
-        ):
-            raise SubmitRefused(
-                RejectCode.OVERLOADED,
-                f"{waiting} requests with {waiting_tokens} tokens are waiting",
-                self._fleet.drain_rate.retry_after_ms(waiting, now),
-            )
+    def _shed(self, request: Request, now: float) -> None:
+        """It gives way to a more urgent one; nothing of it has started."""
+        self._admission.shed += len(request.choices)
+        self._refuse_after_all(request, "more urgent requests are waiting", now)
 
-    def _queue(self, model: Model, sequence: Sequence) -> None:
+    def _refuse_after_all(self, request: Request, why: str, now: float) -> None:
+        waiting, _ = self._admission.waiting()
+        retry = self._fleet.drain_rate.retry_after_ms(waiting, now)
+        self._take_back(request, SubmitRefused(RejectCode.OVERLOADED, why, retry))
+
+    def _take_back(self, request: Request, refused: SubmitRefused) -> None:
+        """Reject a Submit that was queued and of which nothing has started; choices that have ended stay ended."""
+        waiting = [sequence for sequence in request.choices if sequence.state is State.QUEUED]
+        for sequence in waiting:
+            self._fleet.withdraw(sequence)
+            del self._frontends[request.session][sequence.rid]
+        self._reject(request.session, [sequence.rid for sequence in waiting], refused)
+
+    def _queue(self, model: Model, sequence: Sequence, now: float) -> None:
         """It waits, unless its tail already satisfies a stop id or its length: then it is finished at once."""
         satisfied = sequence.satisfied_by_output()
         if satisfied is None:
-            model.queue.add(sequence)
+            model.queue.add(sequence, now)
         else:
             self._finish(sequence, satisfied[0], stop_id=satisfied[1])
 
@@ -177,7 +204,7 @@ class Cell:
     def group_joined(self, session: SessionId, register: Register, now: float) -> None:
         """A leader's session opened and was welcomed; Reset follows at once."""
         model = self._fleet.join(session, register, now)
-        self._shorten_what_no_group_can_hold(model)
+        self._shorten_what_no_group_can_hold(model, now)
 
     def group_lost(self, session: SessionId, reason: str, now: float) -> None:
         """A leader's session ended."""
@@ -186,6 +213,10 @@ class Cell:
     def group_down(self, down: GroupDown, now: float) -> None:
         """A launcher says that an incarnation has ended."""
         self._fleet.down(down, now)
+
+    def drain_group(self, drain: DrainGroup, now: float) -> None:
+        """A group is to go."""
+        self._fleet.drain(drain, now)
 
     def given_up(self) -> list[KillGroup]:
         """Incarnations that must not live on, for a launcher that has just come."""
@@ -196,19 +227,20 @@ class Cell:
         outcome = self._fleet.step_done(session, done, now)
         if outcome is None:
             return
+        group = self._fleet.groups[session].name
         for finished in outcome.finished:
+            self._fleet.ended(finished.sequence)
             self._finish(finished.sequence, finished.reason, stop_id=finished.stop_id, message=finished.message)
         for frontend, judged in outcome.judged:
             self._notes.judge(frontend, judged)
         self._fleet.refill(session, now)
-        group = self._fleet.groups[session].name
         self._outbox.add(StepFrames(group, done.step, outcome.delivery, self._notes.take()))
 
     def step_failed(self, session: SessionId, failed: StepFailed, now: float) -> None:
         """A plan was not executed: nothing is lost but the work."""
         self._fleet.step_failed(session, failed, now)
 
-    def _shorten_what_no_group_can_hold(self, model: Model) -> None:
+    def _shorten_what_no_group_can_hold(self, model: Model, now: float) -> None:
         """Requests accepted under a longer context get what the groups of today can give."""
         longest = max(group.scheduler.shape.effective_context for group in model.groups.values())
         for sequence in model.queue:
@@ -218,7 +250,7 @@ class Cell:
             elif sequence.request.limit > room:
                 model.queue.remove(sequence)
                 sequence.request.limit = room
-                self._queue(model, sequence)
+                self._queue(model, sequence, now)
 
     # ------------------------------------------------------------------------------------------------------- time
 
@@ -231,9 +263,9 @@ class Cell:
         for session, frame in note_frames(self._notes.take(), group="", step=0):
             self._outbox.add(ToFrontend(session, frame))
         if self._pacer.due(now):
-            load = self.load()
+            load = self.load(now)
             if self._pacer.passes(load, now):
-                self._outbox.add(ToFrontends(load))
+                self._tell(load, now)
 
     def next_deadline(self) -> float | None:
         """When the earliest deadline passes."""
@@ -244,20 +276,33 @@ class Cell:
         for group in self._fleet.groups.values():
             group.watch.restart(now)
 
-    def _watch_deadline(self, request: Request) -> None:
-        if request.deadline is None:
-            return
-        if len(self._deadlines) > sum(map(len, self._frontends.values())) + SPARE_DEADLINES:
+    def _tell(self, load: Load, now: float) -> None:
+        """To each frontend the load with the credit that is its own."""
+        for session in self._frontends:
+            self._outbox.add(ToFrontend(session, replace(load, credit=self._admission.credit(session, now))))
+        self._admission.forget_a_little()
+
+    def _watch_deadline(self, request: Request, now: float) -> None:
+        times = [] if request.deadline is None else [request.deadline]
+        if self._settings.max_queue_seconds and not any(map(is_returning, request.choices)):
+            times.append(now + self._settings.max_queue_seconds)
+        if len(self._deadlines) > 2 * sum(map(len, self._frontends.values())) + SPARE_DEADLINES:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (request.deadline, request.choices[0].arrival, request))
+        for nth, time in enumerate(times):
+            heapq.heappush(self._deadlines, (time, (request.choices[0].arrival, nth), request))
 
     def _end_expired(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, request = heapq.heappop(self._deadlines)
-            for sequence in request.choices:
-                if sequence.state is not State.FINISHED:
-                    self._withdraw(sequence, FinishReason.DEADLINE)
+            if request.deadline is not None and request.deadline <= now:
+                for sequence in request.choices:
+                    if sequence.state is not State.FINISHED:
+                        self._withdraw(sequence, FinishReason.DEADLINE)
+            elif not any(sequence.started for sequence in request.choices) and not request.finished:
+                self._queue_timeouts += len(request.choices)
+                why = f"nothing became free within {self._settings.max_queue_seconds:g} s"
+                self._refuse_after_all(request, why, now)
 
     def _refuse_what_waits_in_vain(self, now: float) -> None:
         """A model without a group for too long: a Submit of which nothing started is rejected, the rest fails."""
@@ -275,11 +320,7 @@ class Cell:
             for sequence in waiting:
                 self._withdraw(sequence, FinishReason.ERROR, message)
             return
-        for sequence in waiting:
-            self._fleet.withdraw(sequence)
-            del self._frontends[request.session][sequence.rid]
-        refused = SubmitRefused(RejectCode.UNAVAILABLE, message)
-        self._reject(request.session, [sequence.rid for sequence in waiting], refused)
+        self._take_back(request, SubmitRefused(RejectCode.UNAVAILABLE, message))
 
     # --------------------------------------------------------------------------------------------------- accounts
 
@@ -291,19 +332,16 @@ class Cell:
         """Bounds for frontends."""
         return Limits(MAX_CHOICES, self._settings.max_queue_requests, self._settings.max_queue_tokens)
 
-    def credit(self) -> Credit:
-        """What may still be queued."""
-        waiting, tokens = self._waiting()
-        return Credit(
-            max(self._settings.max_queue_requests - waiting, 0), max(self._settings.max_queue_tokens - tokens, 0)
-        )
+    def credit(self, session: SessionId, now: float) -> Credit:
+        """What a frontend may still submit."""
+        return self._admission.credit(session, now)
 
-    def load(self) -> Load:
-        """Queue, groups and credit now."""
-        waiting, tokens = self._waiting()
+    def load(self, now: float) -> Load:
+        """Queue and groups now; the credit is that of all frontends together."""
+        waiting, tokens = self._admission.waiting()
         groups = tuple(group.load() for group in self._fleet.groups.values())
         return Load(
-            credit=self.credit(),
+            credit=self._admission.credit(None, now),
             requests_running=sum(group.requests_running for group in groups),
             requests_waiting=waiting,
             waiting_tokens=tokens,
@@ -318,7 +356,7 @@ class Cell:
 
     def statistics(self) -> CellStatistics:
         """A frozen view of the counters."""
-        waiting, tokens = self._waiting()
+        waiting, tokens = self._admission.waiting()
         return CellStatistics(
             frontends=len(self._frontends),
             models=len(self._fleet.models),
@@ -326,6 +364,10 @@ class Cell:
             requests=sum(map(len, self._frontends.values())),
             requests_waiting=waiting,
             waiting_tokens=tokens,
+            waiting_by_priority=self._waiting_by_priority(),
+            tenants=sum(len(model.queue.accounts) for model in self._fleet.models.values()),
+            shed=self._admission.shed,
+            queue_timeouts=self._queue_timeouts,
             stale_steps=self._fleet.stale_steps,
             group_losses=self._fleet.losses,
             requeues=self._fleet.requeues,
@@ -333,9 +375,12 @@ class Cell:
             rejected={code.name.lower(): count for code, count in self._rejected.items()},
         )
 
-    def _waiting(self) -> tuple[int, int]:
-        queues = [model.queue for model in self._fleet.models.values()]
-        return sum(map(len, queues)), sum(queue.tokens for queue in queues)
+    def _waiting_by_priority(self) -> dict[str, int]:
+        classes = dict.fromkeys(PRIORITY_CLASSES, 0)
+        for model in self._fleet.models.values():
+            for priority, count in model.queue.by_priority.items():
+                classes[PRIORITY_CLASSES[(priority > 0) - (priority < 0) + 1]] += count
+        return classes
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every unfinished choice is in exactly one place, and every place holds such."""

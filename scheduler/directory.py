@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protocol.frontend import GroupLoad, ModelInfo
@@ -12,8 +14,11 @@ from scheduler.queue import WaitingQueue
 from scheduler.requests import Sequence
 from scheduler.step_watch import StepWatch
 
-AFFINITY = 0.25
-"""In steps: what the group a request ran on before is worth. Bounded, so a busy group loses to an idle one."""
+AFFINITY = 1.0
+"""In steps: the most that a cached prefix is worth. Bounded, so a busy group loses to an idle one that must compute."""
+
+HOME = 0.25
+"""In steps, within that bound: what the group a request ran on before is worth."""
 
 
 @dataclass(eq=False)
@@ -28,26 +33,38 @@ class Group:
     watch: StepWatch
     suspect: bool = False
     failures_in_a_row: int = 0
+    drain_ends: float | None = None
+    """It is to go: nothing is admitted, and what runs at this time goes on elsewhere."""
+    drain_reason: str = ""
+
+    @property
+    def draining(self) -> bool:
+        """It is to go once it is empty."""
+        return self.drain_ends is not None
 
     @property
     def accepts(self) -> bool:
         """Whether anything may be admitted now, blocks aside."""
-        return not self.suspect and self.scheduler.has_room
+        return not self.suspect and self.drain_ends is None and self.scheduler.has_room
 
     def could_hold(self, sequence: Sequence) -> bool:
         """Whether the request fits this group when it runs alone."""
         return len(sequence.request.prompt) + sequence.request.limit <= self.scheduler.shape.effective_context
 
-    def cost(self, sequence: Sequence) -> float:
-        """Placement cost in full steps: prefill not cached, decodes, KV pressure; lower is better.
+    def busyness(self) -> float:
+        """In full steps: prefill that waits, decodes, KV pressure; each about 1 on a busy group: none drowns another.
 
-        Each of the three is about 1 on a busy group, so that none drowns the others.
+        All of it counts what was admitted and not yet planned, so the next newcomer sees this one.
         """
         scheduler, shape = self.scheduler, self.scheduler.shape
-        prefill = (scheduler.pending_prefill + sequence.length) / shape.max_tokens_per_step
-        decodes = scheduler.running / shape.usable_slots
-        pressure = scheduler.blocks_used / shape.num_blocks
-        return prefill + decodes + pressure - (AFFINITY if sequence.group == self.name else 0.0)
+        prefill = scheduler.pending_prefill / shape.max_tokens_per_step
+        return prefill + scheduler.running / shape.usable_slots + scheduler.blocks_used / shape.num_blocks
+
+    def cost(self, sequence: Sequence, busyness: float) -> float:
+        """In full steps, lower is better: how busy the group is, and the prefill that is not cached there."""
+        tokens = self.scheduler.shape.max_tokens_per_step
+        known = self.scheduler.cached_tokens(sequence) / tokens + (HOME if sequence.group == self.name else 0.0)
+        return busyness + sequence.length / tokens - min(known, AFFINITY)
 
     def load(self) -> GroupLoad:
         """The group's pools and counters as frontends are told."""
@@ -55,7 +72,7 @@ class Group:
         return GroupLoad(
             group=self.name,
             model=self.register.model,
-            ready=not self.suspect,
+            ready=not (self.suspect or self.draining),
             blocks_total=statistics.blocks.total,
             blocks_used=statistics.blocks.used,
             blocks_cached=statistics.blocks.cached,
@@ -76,8 +93,10 @@ class Model:
 
     name: str
     info: ModelInfo
-    queue: WaitingQueue = field(default_factory=WaitingQueue)
+    queue: WaitingQueue
     groups: dict[str, Group] = field(default_factory=dict)
+    open: dict[Group, None] = field(default_factory=dict)
+    """Groups that may have room: those that have none leave when they are looked at, and come back when stirred."""
     without_group_since: float | None = None
 
     def describe(self) -> ModelInfo:
@@ -95,7 +114,7 @@ class Model:
             context=min(shape.effective_context for shape in shapes),
             block_size=shapes[0].block_size,
             max_ids_per_row=max(shape.max_ids_per_row for shape in shapes),
-            ready_groups=len(registers),
+            ready_groups=sum(not group.draining for group in self.groups.values()),
         )
         return self.info
 
@@ -114,7 +133,7 @@ class Model:
         return ""
 
 
-def new_model(register: Register) -> Model:
+def new_model(register: Register, queue: WaitingQueue) -> Model:
     """A model as its first group describes it."""
     info = ModelInfo(
         register.model,
@@ -126,7 +145,7 @@ def new_model(register: Register) -> Model:
         register.max_ids_per_row,
         0,
     )
-    return Model(register.model, info)
+    return Model(register.model, info, queue)
 
 
 def _with_groups(info: ModelInfo, ready_groups: int) -> ModelInfo:
@@ -142,11 +161,37 @@ def _with_groups(info: ModelInfo, ready_groups: int) -> ModelInfo:
     )
 
 
-def cheapest(sequence: Sequence, free_blocks: dict[Group, int]) -> Group | None:
-    """The group of least cost among those with blocks for the whole prefill; the first registered wins a tie."""
-    fitting = [
-        group
-        for group, free in free_blocks.items()
-        if group.scheduler.blocks_to_admit(sequence) <= free and group.could_hold(sequence)
-    ]
-    return min(fitting, key=lambda group: group.cost(sequence), default=None)
+class Offers:
+    """Groups of a model that have room, during one look at its queue."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self._groups: dict[Group, tuple[int, float]] = {}
+        """(blocks that may be taken, busyness)"""
+        for group in groups:
+            self.look_again(group)
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def look_again(self, group: Group) -> None:
+        """Something was admitted there."""
+        if group.accepts:
+            self._groups[group] = (group.scheduler.free_for_admission(), group.busyness())
+        else:
+            self._groups.pop(group, None)
+
+    def cheapest(self, sequence: Sequence) -> Group | None:
+        """The group of least cost among those with blocks for the whole prefill; the first wins a tie."""
+        best, least = None, math.inf
+        for group, (free, busyness) in self._groups.items():
+            shape = group.scheduler.shape
+            if busyness - AFFINITY + sequence.length / shape.max_tokens_per_step >= least or not group.could_hold(
+                sequence
+            ):
+                continue
+            if shape.blocks_to_prefill(sequence.length) > free and group.scheduler.blocks_to_admit(sequence) > free:
+                continue
+            cost = group.cost(sequence, busyness)
+            if cost < least:
+                best, least = group, cost
+        return best

@@ -19,6 +19,7 @@ from protocol.session import Ping, Pong, Unwelcome
 from protocol.transport import Sent, Transport, TransportStatistics
 from protocol.versions import negotiate, refusal
 from protocol.worker import (
+    DrainGroup,
     GroupDown,
     GroupUp,
     LauncherHello,
@@ -181,12 +182,12 @@ class FrontendDoor(Door[FrontendToScheduler]):
         if version is not None:
             session = self._open(peer, (Kind.FRONTEND, message.instance), version, now)
             self._cell.frontend_joined(session.id)
-            self.send_to(session, self._welcome(message, session), now)
+            self.send_to(session, self._welcome(message, session, now), now)
             if self._drain_ends is not None:
                 self.send(session.id, self._drain(self._drain_ends, now), now)
         return True
 
-    def _welcome(self, hello: Hello, session: Session) -> Welcome:
+    def _welcome(self, hello: Hello, session: Session, now: float) -> Welcome:
         return Welcome(
             nonce=hello.nonce,
             epoch=self._cell.epoch,
@@ -194,7 +195,7 @@ class FrontendDoor(Door[FrontendToScheduler]):
             version=session.version,
             models=self._cell.models(),
             limits=self._cell.limits(),
-            credit=self._cell.credit(),
+            credit=self._cell.credit(session.id, now),
         )
 
     def _handle(self, session: Session, message: FrontendToScheduler, now: float) -> bool:
@@ -254,11 +255,17 @@ class WorkerDoor(Door[WorkerSideToScheduler]):
             self._cell.step_failed(session.id, message, now)
         elif session.kind is Kind.LAUNCHER and isinstance(message, GroupDown):
             self._cell.group_down(message, now)
+        elif isinstance(message, DrainGroup) and self._may_drain(session, message):
+            self._cell.drain_group(message, now)
         elif session.kind is Kind.LAUNCHER and isinstance(message, GroupUp):
             logger.info("group %s of %s was launched", message.group, message.model)
         else:
             return False
         return True
+
+    def _may_drain(self, session: Session, drain: DrainGroup) -> bool:
+        """A launcher any group, a leader its own."""
+        return session.kind is Kind.LAUNCHER or session.identity == (Kind.LEADER, drain.group)
 
     def _lost(self, session: Session, reason: str, now: float) -> None:
         if session.kind is Kind.LEADER:

@@ -5,6 +5,7 @@ Pure. Knows requests as things to place; nothing of frontends.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 from protocol.frontend import ModelDown, ModelUp, Started
 from protocol.ids import Epoch, Incarnation, SessionId
 from protocol.packing import unpack_u32
-from protocol.worker import GroupDown, KillGroup, Plan, Register, Reset, StepDone, StepFailed
-from scheduler.directory import Group, Model, cheapest, new_model
+from protocol.worker import DrainGroup, GroupDown, KillGroup, Plan, Register, Reset, StepDone, StepFailed, Stop
+from scheduler.directory import Group, Model, Offers, new_model
 from scheduler.frames import Notebook
 from scheduler.group import GroupScheduler
 from scheduler.load import DrainRate
 from scheduler.outbox import EndLeader, Outbox, ToFrontends, ToLaunchers, ToLeader
+from scheduler.queue import WaitingQueue, is_returning
 from scheduler.requests import Sequence, State
 from scheduler.results import BadStepDone, StepOutcome
 from scheduler.settings import CellSettings
@@ -28,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_AHEAD = 8
 """Requests considered past one that does not fit, and how often one may be passed before all wait for it."""
+
+MOST_PARKED = 64
+"""Requests that one look leaves aside because their prefix is just being computed."""
 
 BETWEEN_JUDGEMENTS = 0.05
 """Seconds between two looks at overdue steps: a busy loop turns more often than that is worth."""
@@ -85,13 +90,16 @@ class Fleet:
         self._given_up.pop(register.group, None)
         for other in [group for group in self.groups.values() if group.name == register.group]:
             self.lose(other.session, "the group registered again", now)
-        model = self.models.setdefault(register.model, new_model(register))
+        model = self.models.get(register.model)
+        if model is None:
+            queue = WaitingQueue(self._settings.tenant_quantum, self._settings.priority_aging)
+            model = self.models[register.model] = new_model(register, queue)
         shape = GroupShape.of(register, self._settings.watermark)
         scheduler = GroupScheduler(shape, self._epoch, Incarnation(register.incarnation), self._settings.group)
         watch = StepWatch(self._settings.step_times)
         group = Group(register.group, register.incarnation, session, register, scheduler, watch)
         self.groups[session] = model.groups[group.name] = group
-        self._stirred.add(group)
+        self._stir(group)
         model.without_group_since = None
         self._outbox.add(ToLeader(session, Reset(self._epoch, scheduler.next_step)))
         self._outbox.add(ToFrontends(ModelUp(model.describe())))
@@ -100,16 +108,21 @@ class Fleet:
 
     def lose(self, session: SessionId, reason: str, now: float) -> None:
         """A leader's session ended for whatever reason: its requests wait at the head, with the ids they have."""
-        group = self.groups.pop(session, None)
+        group = self.groups.get(session)
         if group is None:
             return
-        self._stirred.discard(group)
         self.losses += 1
         for sequence in group.scheduler.in_flight():
             sequence.suspicion += 1
-        self._requeue(group.scheduler.reset())
+        self._remove(group, reason, now)
+
+    def _remove(self, group: Group, reason: str, now: float) -> None:
+        del self.groups[group.session]
+        self._stirred.discard(group)
+        self._requeue(group.scheduler.reset(), now)
         model = self.models[group.register.model]
         del model.groups[group.name]
+        model.open.pop(group, None)
         logger.warning("group %s of %s is gone: %s", group.name, model.name, reason)
         description = model.describe()
         if model.groups:
@@ -124,6 +137,21 @@ class Fleet:
             if (group.name, group.incarnation) == (down.group, down.incarnation):
                 self._outbox.add(EndLeader(group.session, down.cause))
                 self.lose(group.session, down.cause, now)
+
+    def drain(self, drain: DrainGroup, now: float) -> None:
+        """A group is to go: it gets nothing new, ends what it has, and is then told to stop."""
+        for group in self.groups.values():
+            if (group.name, group.incarnation) == (drain.group, drain.incarnation) and not group.draining:
+                group.drain_ends, group.drain_reason = now + drain.remaining_ms / 1000, drain.reason
+                self._outbox.add(ToFrontends(ModelUp(self.models[group.register.model].describe())))
+                self._stir(group)
+                logger.info("group %s is to go: %s", group.name, drain.reason)
+
+    def _dismiss(self, group: Group, now: float) -> None:
+        """A group that was to go is empty, or its time is up: what it still has goes on elsewhere."""
+        self._outbox.add(ToLeader(group.session, Stop(group.drain_reason)))
+        self._outbox.add(EndLeader(group.session, group.drain_reason or "drained"))
+        self._remove(group, group.drain_reason or "drained", now)
 
     def given_up(self) -> list[KillGroup]:
         """Incarnations that must not live on, for a launcher that has just come."""
@@ -148,6 +176,8 @@ class Fleet:
             elif verdict is Verdict.SUSPECT and not group.suspect:
                 group.suspect = True
                 logger.warning("group %s is suspect: its step is overdue", group.name)
+            if group.drain_ends is not None and now >= group.drain_ends and group.session in self.groups:
+                self._dismiss(group, now)
 
     # ------------------------------------------------------------------------------------------------------ steps
 
@@ -166,7 +196,7 @@ class Fleet:
             return None
         group.watch.done(now)
         group.suspect, group.failures_in_a_row = False, 0
-        self._requeue(group.scheduler.take_requeued())
+        self._requeue(group.scheduler.take_requeued(), now)
         return outcome
 
     def step_failed(self, session: SessionId, failed: StepFailed, now: float) -> None:
@@ -193,16 +223,16 @@ class Fleet:
         if group.failures_in_a_row >= MOST_FAILURES:
             self.give_up(group, f"{MOST_FAILURES} failed steps in a row; the last: {reason}", now)
             return
-        self._requeue(group.scheduler.reset(kv_survived=kv_survived))
+        self._requeue(group.scheduler.reset(kv_survived=kv_survived), now)
         group.watch.reset()
         group.suspect = False
-        self._stirred.add(group)
+        self._stir(group)
         self._outbox.add(ToLeader(group.session, Reset(self._epoch, group.scheduler.next_step)))
 
-    def _requeue(self, sequences: list[Sequence]) -> None:
+    def _requeue(self, sequences: list[Sequence], now: float) -> None:
         self.requeues += len(sequences)
         for sequence in sequences:
-            self.models[sequence.request.model].queue.add(sequence)
+            self.models[sequence.request.model].queue.add(sequence, now)
 
     # -------------------------------------------------------------------------------------------------- placement
 
@@ -212,12 +242,17 @@ class Fleet:
 
     def refill_stirred(self, now: float) -> None:
         """Admit and plan wherever something happened since the last time; a newcomer is offered to every group."""
-        for model in self.models.values():
-            if model.queue.take_news():
-                self._admit(model, model.groups.values(), now)
+        self.place_news(now)
         stirred, self._stirred = self._stirred, set()
         for group in stirred:
             self._keep_busy(group, now)
+
+    def place_news(self, now: float) -> None:
+        """Admit what came since the last time, as far as there is room; plans are not made here."""
+        for model in self.models.values():
+            if model.queue.take_news():
+                model.open = {group: None for group in model.open if group.accepts}
+                self._admit(model, model.open, now)
 
     def withdraw(self, sequence: Sequence) -> None:
         """Take a choice out of wherever it is; its output stays with it."""
@@ -228,34 +263,50 @@ class Fleet:
         elif sequence.state is not State.FINISHED:
             group = model.groups[sequence.group]
             group.scheduler.end(sequence)
-            self._stirred.add(group)
+            self._stir(group)
+        model.queue.accounts.ended(sequence)
+
+    def ended(self, sequence: Sequence) -> None:
+        """A choice ended by what its step returned."""
+        self.models[sequence.request.model].queue.accounts.ended(sequence)
+
+    def _stir(self, group: Group) -> None:
+        """Something happened to a group that may give it room or work."""
+        self._stirred.add(group)
+        self.models[group.register.model].open[group] = None
 
     def _admit(self, model: Model, groups: Iterable[Group], now: float) -> None:
         """Place waiting requests in order, looking a little past those that do not fit."""
         if not model.queue:
             return
-        free_blocks = {group: group.scheduler.free_for_admission() for group in groups if group.accepts}
+        offers = Offers(groups)
+        if not offers:
+            return
         passed: list[Sequence] = []
-        for sequence in model.queue:
-            if not free_blocks or len(passed) > LOOK_AHEAD or any(other.passed_over >= LOOK_AHEAD for other in passed):
-                return
-            group = cheapest(sequence, free_blocks)
-            if group is None:
-                passed.append(sequence)
-                continue
-            self._start(model, sequence, group, now)
-            free_blocks[group] = group.scheduler.free_for_admission()
-            if not group.accepts:
-                del free_blocks[group]
-            for other in passed:
-                other.passed_over += 1
+        parked = 0
+        with contextlib.closing(model.queue.in_turn(now)) as in_turn:
+            while offers and len(passed) <= LOOK_AHEAD and parked <= MOST_PARKED:
+                sequence = next(in_turn, None)
+                if sequence is None or any(other.passed_over >= LOOK_AHEAD for other in passed):
+                    return
+                group = offers.cheapest(sequence)
+                if group is None:
+                    passed.append(sequence)
+                elif group.scheduler.parks(sequence):
+                    parked += 1
+                else:
+                    self._start(model, sequence, group, now)
+                    offers.look_again(group)
+                    for other in passed:
+                        other.passed_over += 1
 
     def _start(self, model: Model, sequence: Sequence, group: Group, now: float) -> None:
-        model.queue.remove(sequence)
+        model.queue.admit(sequence)
+        if not is_returning(sequence):
+            self.drain_rate.admitted(now)
         sequence.group, sequence.passed_over = group.name, 0
         group.scheduler.admit(sequence)
         self._stirred.add(group)
-        self.drain_rate.admitted(now)
         if not sequence.started:
             sequence.started = True
             self._notes.start(sequence.request.session, Started(sequence.rid, group.name, sequence.cached_tokens))
@@ -264,13 +315,16 @@ class Fleet:
         """Keep two plans out, each filled with admissions; whoever a plan preempted waits at the head, once settled."""
         model = self.models[group.register.model]
         while group.scheduler.wants_plan:
-            self._admit(model, [group], now)
+            self._admit(model, (group,), now)
             plan = group.scheduler.plan()
             if plan is None:
                 break
             self._outbox.add(ToLeader(group.session, plan))
             group.watch.planned(now, _prefill_tokens(plan))
-        self._requeue(group.scheduler.take_requeued())
+        self._requeue(group.scheduler.take_requeued(), now)
+        model.open[group] = None
+        if group.draining and group.scheduler.idle:
+            self._dismiss(group, now)
 
 
 def _prefill_tokens(plan: Plan) -> int:

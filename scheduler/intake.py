@@ -58,6 +58,7 @@ def read_submit(submit: Submit, session: SessionId, model: ModelInfo, now: float
         stop_ids=submit.stop_ids,
         stops=frozenset(stops.tolist()),
         priority=submit.priority,
+        tenant=submit.tenant,
         deadline=None if submit.remaining_ms is None else now + submit.remaining_ms / 1000,
         block_hashes=submit.block_hashes,
         hash_block_size=submit.block_size,

@@ -13,6 +13,9 @@ WHILE_STILL = 1.0
 WINDOW = 64
 """Admissions that the drain rate is measured over."""
 
+OLDEST = 30.0
+"""Seconds after which an admission says nothing about the rate any more."""
+
 SHORTEST_RETRY_MS = 1_000
 LONGEST_RETRY_MS = 60_000
 
@@ -38,7 +41,7 @@ class LoadPacer:
 
 
 class DrainRate:
-    """Admissions a second, over the last few."""
+    """Choices that start for the first time a second, over the last few."""
 
     def __init__(self) -> None:
         self._times: deque[float] = deque(maxlen=WINDOW)
@@ -47,9 +50,17 @@ class DrainRate:
         """One more left the queue."""
         self._times.append(now)
 
+    def a_second(self, now: float) -> float:
+        """0 while too little is known."""
+        while self._times and now - self._times[0] > OLDEST:
+            self._times.popleft()
+        if len(self._times) < 2 or now <= self._times[0]:
+            return 0.0
+        return len(self._times) / (now - self._times[0])
+
     def retry_after_ms(self, waiting: int, now: float) -> int:
         """When a queue of this length has probably drained."""
-        if len(self._times) < 2 or now <= self._times[0]:
+        rate = self.a_second(now)
+        if not rate:
             return SHORTEST_RETRY_MS
-        rate = len(self._times) / (now - self._times[0])
         return int(min(max(1000 * waiting / rate, SHORTEST_RETRY_MS), LONGEST_RETRY_MS))

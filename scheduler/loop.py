@@ -246,7 +246,7 @@ class SchedulerLoop:
         return SchedulerStatistics(
             turns=self._turns,
             cell=self.cell.statistics(),
-            load=self.cell.load(),
+            load=self.cell.load(self._clock()),
             frontends=self.frontends.statistics(),
             workers=self.workers.statistics(),
         )

@@ -56,6 +56,8 @@ class Request:
     stops: frozenset[int]
     priority: int
     deadline: float | None
+    tenant: str = ""
+    """Whose turn it is taken in."""
     block_hashes: bytes = b""
     """The hash chain of the prompt's full blocks, 16 bytes each."""
     hash_block_size: int = 0

@@ -18,6 +18,12 @@ class CellSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Share of a group's blocks, at least one, that admissions leave free."""
     model_grace: float = 120.0
     """Seconds a known model may be without a group before its waiting requests are refused."""
+    max_queue_seconds: float = 0.0
+    """Longest that a fresh request waits before it is refused after all; 0 is no limit."""
+    priority_aging: float = 10.0
+    """Seconds of waiting that are worth one priority level; 0: waiting is worth nothing."""
+    tenant_quantum: int = 2048
+    """Tokens a tenant gets each time its turn comes."""
     step_times: StepTimes = StepTimes()
     group: GroupPolicy = GroupPolicy()
 
@@ -36,7 +42,12 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_tokens: int = 1_000_000
     watermark: float = 0.01
     model_grace: float = 120.0
+    max_queue_seconds: float = 0.0
+    priority_aging: float = 10.0
+    tenant_quantum: int = 2048
     prefix_caching: bool = True
+    prefill_stretch: float = 4.0
+    long_prefill_threshold: int = 0
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     """0: no metrics server of its own; frontends relay the gauges."""
@@ -51,5 +62,12 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_queue_tokens=self.max_queue_tokens,
             watermark=self.watermark,
             model_grace=self.model_grace,
-            group=GroupPolicy(prefix_caching=self.prefix_caching),
+            max_queue_seconds=self.max_queue_seconds,
+            priority_aging=self.priority_aging,
+            tenant_quantum=self.tenant_quantum,
+            group=GroupPolicy(
+                prefix_caching=self.prefix_caching,
+                prefill_stretch=self.prefill_stretch,
+                long_prefill_threshold=self.long_prefill_threshold,
+            ),
         )

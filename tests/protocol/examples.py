@@ -32,6 +32,7 @@ from protocol.requests import Choice, Grammar, Reasoning, Sampling
 from protocol.session import Ping, Pong, Unwelcome
 from protocol.worker import (
     AdapterDone,
+    DrainGroup,
     GroupDown,
     GroupUp,
     KillGroup,
@@ -80,7 +81,7 @@ FROM_FRONTEND: tuple[Wire, ...] = (
     Ping(9),
 )
 TO_FRONTEND: tuple[Wire, ...] = (
-    Welcome(BIG, 4, 5, 1, (MODEL,), Limits(256, 1024, 1_000_000), Credit(10, 1000)),
+    Welcome(BIG, 4, 5, 1, (MODEL,), Limits(256, 1024, 1_000_000), Credit(10, 1000, 5, 1500, 7, 70)),
     Unwelcome(4, "no session", True),
     Frame(
         "g0",
@@ -95,7 +96,7 @@ TO_FRONTEND: tuple[Wire, ...] = (
         (PromptLogprobs(BIG, 1, b"p"),),
     ),
     Reject((1, 2), RejectCode.OVERLOADED, "full", 900),
-    Load(Credit(1, 2), 3, 4, 5, 6, (GroupLoad("g0", "m", True, 100, 10, 20, 3, 0, 1, 2, 3, 4, 5, 6),)),
+    Load(Credit(1, 2, 3, 4, 5, 6), 3, 4, 5, 6, (GroupLoad("g0", "m", True, 100, 10, 20, 3, 0, 1, 2, 3, 4, 5, 6),)),
     ModelUp(MODEL),
     ModelDown("m", "its group died"),
     Pong(4, 9),
@@ -124,6 +125,7 @@ FROM_WORKER_SIDE: tuple[Wire, ...] = (
     LauncherHello(BIG, 1, 1, 6),
     GroupUp("g0", 3, "m"),
     GroupDown("g0", 3, "rank 1 exited with status 1"),
+    DrainGroup("g0", 3, 30_000, "one group less is wanted"),
 )
 TO_LEADER: tuple[Wire, ...] = (
     WorkerWelcome(BIG, 4, 5, 1),

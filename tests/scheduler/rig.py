@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from protocol.block_hashes import block_hashes, root_hash
+from protocol.block_hashes import pack_hashes, root_hash
 from protocol.frontend import Abort, Finish, FinishReason, Frame, Load, PromptLogprobs, Reject, Submit
 from protocol.ids import Epoch, SessionId
 from protocol.logprobs import record_size
@@ -44,7 +44,7 @@ def submit(
         choices=tuple(Choice(rid + n, seed + n, pack_u32(resume)) for n in range(choices)),
         model=model,
         tokens=tokens,
-        block_hashes=b"".join(block_hashes(root_hash(salt), tokens, block_size)) if block_size else b"",
+        block_hashes=pack_hashes(root_hash(salt), tokens, block_size),
         block_size=block_size,
         salt=salt,
         max_tokens=max_tokens,
@@ -273,7 +273,7 @@ class Rig:
     def check_at_rest(self) -> None:
         """Nothing runs: no block is used, nothing waits."""
         self.cell.check_integrity()
-        load = self.cell.load()
+        load = self.cell.load(self.now)
         assert (load.requests_running, load.requests_waiting, load.waiting_tokens) == (0, 0, 0)
         assert all(group.blocks_used == 0 for group in load.groups)
         assert all(not frontend.open for frontend in self.frontends.values())

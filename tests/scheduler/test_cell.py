@@ -26,11 +26,11 @@ def test_the_queue_is_bounded_in_requests_and_says_when_to_come_back() -> None:
         rig.submit(frontend, submit(rid))
     assert frontend.rejects.keys() == {4}
     assert frontend.rejects[4].code is RejectCode.OVERLOADED and frontend.rejects[4].retry_after_ms >= 1000
-    assert rig.cell.credit().requests == 0
+    assert rig.cell.credit(frontend.session, rig.now).requests == 0
     assert worker.plans
     rig.run_until_idle()
     rig.check_outcomes()
-    assert rig.cell.credit().requests == 2
+    assert rig.cell.credit(frontend.session, rig.now).requests == 2
 
 
 def test_the_queue_is_bounded_in_tokens_but_an_empty_one_takes_any_submit() -> None:
@@ -116,7 +116,7 @@ def test_one_request_alone_always_completes_up_to_the_effective_context(ids: int
     rig.submit(frontend, submit(1, [1], max_tokens=10_000))
     rig.run_until_idle()
     assert frontend.finishes[1].count == model.context - 1
-    assert rig.cell.load().groups[0].preemptions == 0 and worker.executed
+    assert rig.cell.load(rig.now).groups[0].preemptions == 0 and worker.executed
     rig.check_at_rest()
 
 
@@ -128,7 +128,7 @@ def test_many_requests_on_a_pool_for_one_all_complete(rig: Rig) -> None:
     rig.run_until_idle()
     rig.check_outcomes()
     rig.check_at_rest()
-    load = rig.cell.load().groups[0]
+    load = rig.cell.load(rig.now).groups[0]
     assert load.preemptions < 8 * 3, "requests do not push each other out forever"
 
 

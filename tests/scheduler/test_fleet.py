@@ -117,7 +117,7 @@ def test_a_launchers_word_of_a_death_is_enough(rig: Rig) -> None:
     assert not rig.ended_leaders
     rig.cell.group_down(GroupDown("g0", 1, "rank 0 exited with 17"), rig.now)
     rig.turn()
-    assert rig.ended_leaders == [session] and rig.cell.load().requests_waiting == 1
+    assert rig.ended_leaders == [session] and rig.cell.load(rig.now).requests_waiting == 1
 
 
 def test_a_group_of_another_tokenizer_does_not_join_a_model_that_is_served(rig: Rig) -> None:

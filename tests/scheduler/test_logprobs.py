@@ -93,12 +93,12 @@ def test_records_that_nobody_asked_for_make_a_failed_step(rig: Rig) -> None:
 @pytest.mark.parametrize("ids", [1, 3, 8])
 def test_a_preemption_sends_no_prompt_record_twice(ids: int) -> None:
     rig = Rig(seed=ids)
-    worker = rig.group(register(**{**TIGHT, "num_blocks": 11 if ids == 8 else 9}, max_ids_per_row=ids))
+    worker = rig.group(register(**{**TIGHT, "num_blocks": 10 if ids == 8 else 9}, max_ids_per_row=ids))
     frontend = rig.frontend()
     for rid in (1, 2, 3):
         rig.submit(frontend, submit(rid, [rid, 1, 2, 3, 4], max_tokens=15, sampling=BOTH))
     rig.run_until_idle()
-    assert rig.cell.load().groups[0].preemptions > 0
+    assert rig.cell.load(rig.now).groups[0].preemptions > 0
     assert set(frontend.judged.values()) == {4}
     assert -1 in prompt_alternatives(worker), "what is known is not computed again"
     rig.check_outcomes()
@@ -213,7 +213,7 @@ def test_scoring_survives_preemption_and_the_death_of_its_group(rig: Rig) -> Non
     for _ in range(4):
         rig.step(worker)
     assert 0 < frontend.judged[2] < 18
-    while not rig.cell.load().groups[0].preemptions:
+    while not rig.cell.load(rig.now).groups[0].preemptions:
         rig.step(worker)
     rig.lose(worker)
     rig.group(register(incarnation=2, **TIGHT))
@@ -228,7 +228,7 @@ def test_scoring_that_is_preempted_with_its_last_chunk_out_ends_with_that_chunk(
     for _ in range(5):
         rig.step(worker)
     rig.submit(frontend, submit(2, list(range(13)), max_tokens=0, sampling=BOTH))
-    while not rig.cell.load().groups[0].preemptions:
+    while not rig.cell.load(rig.now).groups[0].preemptions:
         rig.step(worker)
     assert frontend.judged[2] == 11 and 2 not in frontend.finishes
     rig.run_until_idle()

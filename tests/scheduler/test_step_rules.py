@@ -151,7 +151,7 @@ def preempt_one(rig: Rig) -> tuple[FakeFrontend, FakeWorker]:
     worker, frontend = rig.group(register(**TIGHT)), rig.frontend()
     for rid, first in ((1, 10), (2, 20)):
         rig.submit(frontend, submit(rid, [first, 2, 3, 4, 5], max_tokens=20))
-    while not rig.cell.load().groups[0].preemptions:
+    while not rig.cell.load(rig.now).groups[0].preemptions:
         rig.step(worker)
     return frontend, worker
 
@@ -177,16 +177,16 @@ def preempt_a_row_under_way(rig: Rig) -> tuple[FakeFrontend, FakeWorker]:
         rig.cell.submit(frontend.session, message, rig.now)
     rig.turn()
     rig.step(worker)
-    assert rig.cell.load().groups[0].preemptions == 1
+    assert rig.cell.load(rig.now).groups[0].preemptions == 1
     assert unpack_u32(worker.plans[-1].drops).tolist() == [2], "dropped by plan 3 while plan 2 is out"
     return frontend, worker
 
 
 def test_ids_that_arrive_for_a_preempted_row_are_appended_before_it_is_requeued(rig: Rig) -> None:
     frontend, worker = preempt_a_row_under_way(rig)
-    assert len(frontend.output[3]) == 1 and rig.cell.load().requests_waiting == 0, "settling"
+    assert len(frontend.output[3]) == 1 and rig.cell.load(rig.now).requests_waiting == 0, "settling"
     rig.step(worker)
-    assert len(frontend.output[3]) == 2 and rig.cell.load().requests_waiting == 1, "requeued with the late id"
+    assert len(frontend.output[3]) == 2 and rig.cell.load(rig.now).requests_waiting == 1, "requeued with the late id"
     rig.run_until_idle()
     rig.check_outcomes()
     rig.check_at_rest()
@@ -258,7 +258,7 @@ def test_abort_is_legal_in_any_state_idempotent_and_answered_unless_finished(sta
     frontend = rig.frontend()
     if state == "settling":
         frontend, worker = preempt_one(rig)
-        assert rig.cell.load().groups[0].preemptions
+        assert rig.cell.load(rig.now).groups[0].preemptions
         rid = 2
     else:
         worker = rig.group(register(max_tokens_per_step=4))
@@ -303,9 +303,9 @@ def test_an_overdue_step_makes_its_group_suspect_and_nothing_new_is_admitted_the
     frontend, worker = one_running(rig)
     rig.turn(2.0)
     rig.submit(frontend, submit(2))
-    assert not rig.cell.load().groups[0].ready and rig.cell.load().requests_waiting == 1
+    assert not rig.cell.load(rig.now).groups[0].ready and rig.cell.load(rig.now).requests_waiting == 1
     rig.step(worker)
-    assert rig.cell.load().groups[0].ready and rig.cell.load().requests_waiting == 0, "it was only slow"
+    assert rig.cell.load(rig.now).groups[0].ready and rig.cell.load(rig.now).requests_waiting == 0, "it was only slow"
     rig.run_until_idle()
     rig.check_outcomes()
 
@@ -314,7 +314,7 @@ def test_a_suspect_group_whose_step_then_fails_is_trusted_again(rig: Rig) -> Non
     _, worker = one_running(rig)
     rig.turn(2.0)
     rig.fail(worker)
-    assert rig.cell.load().groups[0].ready
+    assert rig.cell.load(rig.now).groups[0].ready
     rig.run_until_idle()
     rig.check_outcomes()
 
@@ -332,7 +332,7 @@ def test_a_step_overdue_beyond_its_limit_is_the_groups_death(rig: Rig) -> None:
     rig.cell.step_done(session, late, rig.now)
     rig.turn()
     assert rig.cell.statistics().stale_steps == 1, "the dead incarnation's answer is dropped"
-    assert rig.cell.given_up() and rig.cell.load().requests_waiting == 1
+    assert rig.cell.given_up() and rig.cell.load(rig.now).requests_waiting == 1
     rig.group(register(incarnation=2))
     rig.run_until_idle()
     rig.check_outcomes()

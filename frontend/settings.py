@@ -81,6 +81,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of each key given on the command line, in hex; the keys themselves go nowhere."""
     api_key_file: str = ""
     """A file of keys (see ``frontend.http.keys``)."""
+    prefix_caching: bool = True
+    """Prompts are named block by block, so that groups may reuse what they computed before."""
     prefix_share: Literal["key", "tenant", "all"] = "key"
     """Whose prompts may share cached prefixes."""
     metrics_public: bool = False

@@ -37,6 +37,11 @@ def block_hashes(parent: BlockHash, ids: bytes, block_size: int) -> list[BlockHa
     return chain
 
 
+def pack_hashes(parent: BlockHash, ids: bytes, block_size: int) -> bytes:
+    """The same end to end, as they travel; none when blocks have no size."""
+    return b"".join(block_hashes(parent, ids, block_size)) if block_size else b""
+
+
 def split_hashes(packed: bytes) -> list[BlockHash]:
     """Hashes that travelled end to end."""
     return [BlockHash(packed[at : at + HASH_BYTES]) for at in range(0, len(packed), HASH_BYTES)]

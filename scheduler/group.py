@@ -17,6 +17,7 @@ from scheduler.block_pool import IntegrityError, PoolStatistics
 from scheduler.group_policy import GroupPolicy
 from scheduler.ledger import PlanRecord, StepLedger
 from scheduler.logprobs import StepRecords
+from scheduler.pacing import PrefillPace
 from scheduler.planner import Planner
 from scheduler.requests import Sequence, State
 from scheduler.results import ADVANCES, BoolArray, Delivery, Finished, Rows, StepOutcome, deliver_one, read_rows
@@ -66,13 +67,16 @@ class GroupScheduler:
         self._epoch = epoch
         self._incarnation = incarnation
         self._preemptions = 0
+        self._pace = PrefillPace(self._policy.prefill_stretch, shape.max_tokens_per_step)
         self._start(Tenancy(shape, self._policy.index_bytes), last_planned=0)
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = self._steps = self._step_us = 0
 
     def _start(self, tenancy: Tenancy, last_planned: int) -> None:
         self._tenancy = tenancy
         self._ledger = StepLedger(last_planned)
-        self._planner = Planner(self._tenancy, self._ledger, self._epoch, self._incarnation)
+        self._planner = Planner(
+            tenancy, self._ledger, self._epoch, self._incarnation, self._pace, self._policy.long_prefill_threshold
+        )
 
     # -------------------------------------------------------------------------------------------------- admission
 
@@ -184,6 +188,7 @@ class GroupScheduler:
         self._generation_tokens += int(delivery.counts.sum())
         self._steps += 1
         self._step_us += done.step_us
+        self._pace.step_took(done.step_us, record.num_decodes, record.prefill_tokens)
         return StepOutcome(delivery, finished, judged)
 
     def _confirm_chunks(self, record: PlanRecord, rows: Rows, live: BoolArray) -> None:

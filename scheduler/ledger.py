@@ -35,6 +35,11 @@ class PlanRecord:
     wanted: Wanted | None = None
     """Logprob records that the rows asked for, if any did."""
 
+    @property
+    def prefill_tokens(self) -> int:
+        """Query tokens of all chunks."""
+        return int(self.lengths[self.num_decodes :].sum()) if len(self.slots) > self.num_decodes else 0
+
     def row_of(self, slot: int, generation: int) -> int | None:
         """The row of one tenure of a slot."""
         rows = np.flatnonzero((self.slots == slot) & (self.generations == generation))

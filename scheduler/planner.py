@@ -11,6 +11,7 @@ from protocol.ids import Epoch, Incarnation
 from protocol.packing import pack_u32
 from protocol.worker import Plan, SlotAdd
 from scheduler.ledger import StepLedger
+from scheduler.pacing import PrefillPace
 from scheduler.requests import Int32Array, Sequence
 from scheduler.slots import Int64Array
 from scheduler.tenancy import SlotIndex, Tenancy
@@ -19,7 +20,15 @@ from scheduler.tenancy import SlotIndex, Tenancy
 class Planner:
     """The step policy of one group."""
 
-    def __init__(self, tenancy: Tenancy, ledger: StepLedger, epoch: Epoch, incarnation: Incarnation) -> None:
+    def __init__(
+        self,
+        tenancy: Tenancy,
+        ledger: StepLedger,
+        epoch: Epoch,
+        incarnation: Incarnation,
+        pace: PrefillPace,
+        long_prefill_threshold: int,
+    ) -> None:
         self.shape = tenancy.shape
         self.preempted: list[Sequence] = []
         """Preempted by a plan and named by none that is out: their output is complete, they may be queued again."""
@@ -28,18 +37,22 @@ class Planner:
         self._ledger = ledger
         self._epoch = epoch
         self._incarnation = incarnation
+        self._pace = pace
+        self._long_prefill_threshold = long_prefill_threshold
         self._wanted_next: int | None = None
 
     def plan(self) -> Plan | None:
         """The next step, or None when two are out or there is nothing to run.
 
-        One budget of tokens: running decodes first, then prefill chunks by rank, the newly admitted among them.
+        One budget of tokens: running decodes first, then prefill chunks by rank, the newly admitted among them, and
+        beside decodes no more than does not hold them up.
         """
         if self._ledger.full:
             return None
         self.rows_changed()
         decodes, skips, growth = self._plan_decodes()
-        chunks = self._plan_chunks(self.shape.max_tokens_per_step - len(decodes))
+        room = self.shape.max_tokens_per_step - len(decodes)
+        chunks = self._plan_chunks(min(room, self._pace.bound(len(decodes))), bool(len(decodes)))
         if not (len(decodes) or chunks):
             return None
         step = self._ledger.open(self._tenancy.slots, decodes, chunks)
@@ -120,12 +133,16 @@ class Planner:
         if not self._ledger.await_last_row(sequence, slot, generation, last_step):
             self.preempted.append(sequence)
 
-    def _plan_chunks(self, budget: int) -> list[tuple[int, int]]:
+    def _plan_chunks(self, budget: int, beside_decodes: bool) -> list[tuple[int, int]]:
         """(slot, tokens) of prefill by rank, as far as the budget goes."""
         slots, chunks = self._tenancy.slots, []
-        for sequence in self._tenancy.prefilling_by_rank():
+        prefilling = self._tenancy.prefilling_by_rank()
+        longest = budget
+        if self._long_prefill_threshold and (beside_decodes or len(prefilling) > 1):
+            longest = self._long_prefill_threshold
+        for sequence in prefilling:
             slot = sequence.slot
-            length = min(int(slots.target[slot] - slots.planned[slot]), budget)
+            length = min(int(slots.target[slot] - slots.planned[slot]), budget, longest)
             if not length:
                 break
             slots.planned[slot] += length

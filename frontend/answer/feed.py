@@ -36,6 +36,10 @@ class Submission:
     priority: int = 0
     tenant: str = ""
     salt: bytes = b""
+    block_hashes: bytes = b""
+    """Names of the prompt's full blocks (protocol/block_hashes.py), by which groups find what they computed before."""
+    block_size: int = 0
+    """Tokens of such a block; 0: no prefix is reused."""
     deadline: float | None = None
     """When the request must be over, as ``time.monotonic`` has it."""
 
@@ -63,6 +67,8 @@ class Submission:
             tenant=self.tenant,
             remaining_ms=left,
             salt=self.salt,
+            block_hashes=self.block_hashes,
+            block_size=self.block_size,
         )
 
 

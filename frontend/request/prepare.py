@@ -20,6 +20,7 @@ from frontend.settings import FrontendSettings
 from frontend.text.detokenizer import TokenBytes
 from frontend.text.templates import ChatTemplate, Rendered
 from headrace.model_files.artefacts import Artefacts
+from protocol.block_hashes import pack_hashes, root_hash
 from protocol.frontend import ModelInfo
 from protocol.packing import pack_u32
 
@@ -130,15 +131,20 @@ class Preparer:
             sampling = generation.sampling(
                 request, self._defaults, vocabulary=self._artefacts.vocab_size, bad_words=bad_words
             )
+            tokens = pack_u32(prompt.ids)
+            salt = _salt(caller.salt, request.cache_salt)
+            block_size = model.block_size if self._settings.prefix_caching else 0
             submission = Submission(
                 model=model.name,
-                tokens=pack_u32(prompt.ids),
+                tokens=tokens,
                 max_tokens=made.max_tokens,
                 sampling=sampling,
                 stop_ids=pack_u32(sorted(made.ids)),
                 priority=max(request.priority or 0, caller.priority_floor),
                 tenant=caller.tenant,
-                salt=_salt(caller.salt, request.cache_salt),
+                salt=salt,
+                block_hashes=pack_hashes(root_hash(salt), tokens, block_size),
+                block_size=block_size,
                 deadline=deadline,
             )
             prompts.append(PreparedPrompt(prompt, submission, generation.seeds(request), made))

@@ -17,6 +17,7 @@ from headrace.command_line.flags import (
     size,
     tokenizer,
     tokens,
+    tokens_or_zero,
 )
 from headrace.command_line.vllm_flags import FOREIGN
 
@@ -37,6 +38,14 @@ MODEL = (
     Flag("download-dir", "where hub models are kept", metavar="DIR"),
     Flag("max-model-len", "longest prompt plus output, in tokens", tokens, aliases=("-c", "--ctx-size")),
     Flag("tokenizer", "vocabulary: the model's, or byte for engines without a model", tokenizer, metavar="model|byte"),
+)
+
+PREFIX_CACHING = Flag(
+    "enable-prefix-caching",
+    "requests that begin alike share what was computed (on)",
+    switch=True,
+    negatable=True,
+    key="prefix_caching",
 )
 
 HTTP = (
@@ -121,6 +130,14 @@ LAUNCHER = (
 QUEUE = (
     Flag("max-queue-requests", "requests that may wait (1024)", positive, metavar="N"),
     Flag("max-queue-tokens", "prompt tokens that may wait (1000000)", tokens, metavar="N"),
+    Flag("prefill-stretch", "longest step with decodes, prefill included, in times of decodes alone (4; 0: any)", number),
+    Flag(
+        "long-prefill-token-threshold",
+        "most tokens of one prompt in a step with others (0: any)",
+        tokens_or_zero,
+        metavar="N",
+        key="long_prefill_threshold",
+    ),
 )
 
 SERVE = (
@@ -132,6 +149,7 @@ SERVE = (
     *LAUNCHER,
     *ENGINE,
     *QUEUE,
+    PREFIX_CACHING,
     PEER_TIMEOUT,
     LOG_LEVEL,
     CONFIG,
@@ -144,6 +162,7 @@ FRONTEND = (
     *ANSWERS,
     Flag("scheduler", "the scheduler's frontend socket", metavar="ADDRESS"),
     Flag("name", "instance name in headers, logs and metrics"),
+    PREFIX_CACHING,
     KEYS,
     INSECURE_SOCKETS,
     PEER_TIMEOUT,
@@ -158,6 +177,7 @@ SCHEDULER = (
     Flag("metrics-host", "address of that server (127.0.0.1)"),
     Flag("drain-timeout", "seconds that requests in flight get at the end (30)", number),
     *QUEUE,
+    PREFIX_CACHING,
     KEYS,
     INSECURE_SOCKETS,
     PEER_TIMEOUT,

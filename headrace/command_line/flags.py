@@ -36,6 +36,8 @@ class Flag:
     """Takes one or more words; the value is a tuple."""
     switch: bool = False
     """Takes no value."""
+    negatable: bool = False
+    """A switch that is on without being asked for: ``--no-NAME`` turns it off."""
     key: str = field(default="")
     guards: bool = False
     """A door would stand open without it: its environment variable may not be set and empty."""
@@ -45,7 +47,12 @@ class Flag:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        return (f"--{self.name}", *self.aliases)
+        return (f"--{self.name}", *self.aliases, *self.negations)
+
+    @property
+    def negations(self) -> tuple[str, ...]:
+        """What turns it off."""
+        return (f"--no-{self.name}",) if self.negatable else ()
 
     @property
     def variable(self) -> str:
@@ -111,6 +118,11 @@ def tokens(text: str) -> int:
     """A count of tokens: a number, or with vLLM's suffixes: 8k is 8,000 and 8K is 8,192."""
     factor = {"k": 1000, "K": 1024}.get(text[-1:], 1)
     return positive(text[:-1] if factor > 1 else text) * factor
+
+
+def tokens_or_zero(text: str) -> int:
+    """A count of tokens, or 0."""
+    return 0 if text == "0" else tokens(text)
 
 
 def number(text: str) -> float:
@@ -245,7 +257,10 @@ def _parser(command: str, description: str, flags: Sequence[Flag], model_argumen
         parser.add_argument("model_word", nargs="?", metavar="MODEL", help="a directory, a .gguf file or a hub name")
     for flag in flags:
         if flag.switch:
-            parser.add_argument(*flag.spellings, dest=flag.key, action="store_const", const=True, help=flag.help)
+            names = [name for name in flag.spellings if name not in flag.negations]
+            parser.add_argument(*names, dest=flag.key, action="store_const", const=True, help=flag.help)
+            if flag.negations:
+                parser.add_argument(*flag.negations, dest=flag.key, action="store_const", const=False, help="turn it off")
             continue
         parser.add_argument(
             *flag.spellings,
@@ -290,13 +305,13 @@ def _from_environment(flags: Iterable[Flag], environment: Mapping[str, str]) -> 
 
 
 def _read(flag: Flag, value: Any, source: str) -> Any:
-    """A value from the environment or a file, checked as on the command line. None: the file says no to a switch."""
+    """A value from the environment or a file, checked as on the command line. None: no to a switch that is off."""
     try:
         if flag.switch:
             if str(value).lower() in ("1", "true", "yes", "on"):
                 return True
             if str(value).lower() in ("0", "false", "no", "off"):
-                return None
+                return False if flag.negatable else None
             raise UsageError(f"{value!r} is neither true nor false")
         if flag.many:
             return tuple(_value(flag, str(word)) for word in (value if isinstance(value, list) else [value]))

@@ -40,7 +40,6 @@ def _taken(answer: str, words: str, *names: str) -> Iterator[ForeignFlag]:
 _ALWAYS_ON = (
     *_taken("always on here", "none", "enable-prompt-tokens-details", "enable-chunked-prefill"),
     *_taken("always on here", "none", "enable-request-id-headers", "enable-server-load-tracking", "async-scheduling"),
-    *_taken("nothing to switch: prefix reuse is decided here", "none", "enable-prefix-caching"),
     *_taken("nothing to switch: a request's tools decide", "none", "enable-auto-tool-choice"),
     *_taken("nothing to do: /docs needs nothing from elsewhere", "none", "enable-offline-docs"),
     *_taken("nothing to do: the model is text only anyway", "none", "language-model-only", "skip-mm-profiling"),
@@ -192,7 +191,6 @@ _SCHEDULER = (
     *_group("use --max-num-batched-tokens", "one", "max-num-scheduled-tokens"),
     *_group(f"{NO_SUCH}; prefills share a step's tokens", "one", "max-num-partial-prefills=1"),
     *_group(f"{NO_SUCH}; prefills share a step's tokens", "one", "max-long-partial-prefills=1"),
-    *_group(f"{NO_SUCH}; prefills share a step's tokens", "one", "long-prefill-token-threshold=0"),
     *_group(f"{NO_SUCH}; one token a chunk unless a client reads slowly", "one", "stream-interval=1"),
     *_group(NO_SUCH, "one", "scheduler-cls", "scheduler-delay-factor=0.0", "prefill-schedule-interval=1"),
     *_group(f"{NO_SUCH}; the margin of free blocks is not chosen", "one", "watermark=0.0"),

@@ -185,6 +185,10 @@ def test_a_flag_of_others_is_taken_with_one_notice_or_becomes_ours_or_ends_with_
         ('--allowed-origins ["https://a","https://b"]', {"cors_origins": ("https://a", "https://b")}),
         ("--generation-config vllm", {"generation_config": "none"}),
         ("--dtype half", {"dtype": "float16"}),
+        ("--enable-prefix-caching", {"prefix_caching": True}),
+        ("--no-enable-prefix-caching", {"prefix_caching": False}),
+        ("--long-prefill-token-threshold 1k", {"long_prefill_threshold": 1000}),
+        ("--long-prefill-token-threshold 0", {"long_prefill_threshold": 0}),
     ],
 )
 def test_what_means_the_same_is_translated(words: str, expected: dict[str, Any]) -> None:
@@ -197,6 +201,16 @@ def test_every_translation_is_tried() -> None:
              "h11-max-incomplete-event-size", "disable-fastapi-docs", "enable-force-include-usage",
              "uvicorn-log-level", "allowed-origins"}  # fmt: skip
     assert {flag.name for flag in FOREIGN if flag.becomes is not None} == tried
+
+
+@pytest.mark.parametrize(("word", "value"), [("1", True), ("no", False)])
+def test_a_switch_that_is_on_can_be_turned_off_everywhere(tmp_path: Path, word: str, value: bool) -> None:
+    assert parse(environment={"HEADRACE_ENABLE_PREFIX_CACHING": word}) == {"prefix_caching": value}
+    config = tmp_path / "headrace.yaml"
+    config.write_text(f"enable-prefix-caching: {str(value).lower()}\n")
+    assert parsed("--config", str(config)).values == {"prefix_caching": value}
+    for role in (flag_table.SCHEDULER, flag_table.FRONTEND):
+        assert "prefix_caching" in {flag.key for flag in role}
 
 
 def test_a_bad_value_of_anothers_flag_is_one_line() -> None:
@@ -222,8 +236,10 @@ def test_a_file_made_for_vllm_is_read_alike(tmp_path: Path) -> None:
     config.write_text("port: 1\nenable-prefix-caching: true\ndata-parallel-size: 2\nenable_force_include_usage: true\n"
                       "allowed-origins: [a]\nenable-lora: false\n")  # fmt: skip
     given = parsed("--config", str(config))
-    assert given.values == {"port": 1, "groups": "2", "force_include_usage": True, "cors_origins": ("a",)}
-    assert len(given.notices) == 2
+    assert given.values == {
+        "port": 1, "groups": "2", "prefix_caching": True, "force_include_usage": True, "cors_origins": ("a",)
+    }  # fmt: skip
+    assert len(given.notices) == 1
     config.write_text("enable-lora: true\n")
     assert "--enable-lora: " in refused("--config", str(config)) and "vllm.yaml" in refused("--config", str(config))
 
@@ -265,7 +281,8 @@ def test_every_flag_of_a_frontend_is_a_setting_of_it() -> None:
             continue
         value = () if flag.switch else (flag.choices[:1] or (samples.get(flag.parse, "model" if flag.name == "tokenizer"
                                                              else "auto"),))  # fmt: skip
-        given = parse_flags("frontend", "", flag_table.FRONTEND, [f"--{flag.name}", *value], environment={}).values
+        words = [*(flag.negations or (f"--{flag.name}",)), *value]
+        given = parse_flags("frontend", "", flag_table.FRONTEND, words, environment={}).values
         made = msgspec.convert({"model": "m", "scheduler": "s", **frontend_values(given)}, FrontendSettings)
         assert made != msgspec.convert({"model": "m", "scheduler": "s"}, FrontendSettings) or flag.choices or (
             flag.name in ("tokenizer", "default-chat-template-kwargs", "generation-config")), flag.name  # fmt: skip

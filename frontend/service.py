@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from frontend import errors
 from frontend.answer.answer_stream import AnswerStream
+from frontend.http.body_room import BodyRoom
 from frontend.http.keys import ANYONE, Caller
 from frontend.metrics import Metrics
 from frontend.request import fields, generation
@@ -80,6 +81,7 @@ class Frontend:
             on_refused=on_refused,
         )
         self.metrics = Metrics(lambda: self.client.load, self.client.statistics, lambda: self.under_way)
+        self.bodies = BodyRoom(settings.max_bodies_bytes)
         self.preparing = 0
         """Requests between their arrival and their Submit."""
         self._logged_fields: set[tuple[str, str]] = set()

@@ -71,6 +71,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float = 30.0
     keep_alive: float = 75.0
     max_body_bytes: int = 8 * MEBIBYTE
+    max_bodies_bytes: int = 64 * MEBIBYTE
+    """Of all request bodies that are being read or prepared."""
     max_header_bytes: int = 16 * 1024
     """Of one request: its request line and headers."""
     max_preparing: int = 1024

@@ -17,10 +17,11 @@ from frontend.answer.answers import Answer, Details
 from frontend.answer.delivery import StreamDelivery, StreamOptions, Timing
 from frontend.answer.scores import Speller
 from frontend.errors import ApiError
+from frontend.http.body_room import HeldBody
 from frontend.http.exchange import JSON_HEADERS, STREAM_HEADERS, ClientGone, Exchange
 from frontend.http.guard import caller_of
-from frontend.http.keys import Caller
 from frontend.request import fields
+from frontend.request.prepare import Prepared
 from frontend.request.prompts import skips_special
 from frontend.request.requests import CommonFields
 from frontend.service import Frontend
@@ -49,31 +50,36 @@ class Generation(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
+        frontend = self._frontend
         try:
-            body = await exchange.json_body(self._frontend.settings.max_body_bytes)
-            await exchange.while_connected(self._answer(exchange, body))
+            with frontend.bodies.hold() as held:
+                await exchange.while_connected(
+                    self._answer(exchange, held, await exchange.json_body(frontend.settings.max_body_bytes, held))
+                )
         except ClientGone:
-            self._frontend.metrics.disconnects.inc()
+            frontend.metrics.disconnects.inc()
 
-    async def _answer(self, exchange: Exchange, body: bytes) -> None:
-        caller = caller_of(exchange.scope)
-        request, ignored = await self._frontend.read(body, self._route.request, caller=caller)
+    async def _answer(self, exchange: Exchange, held: HeldBody, body: bytes) -> None:
+        frontend, caller = self._frontend, caller_of(exchange.scope)
+        request, ignored = await frontend.read(body, self._route.request, caller=caller)
+        del body
         headers = {"x-ignored-fields": fields.ignored_header(ignored)} if ignored else {}
         if request.request_id is not None and exchange.header(REQUEST_ID.encode()) is None:
             headers[REQUEST_ID] = request.request_id
         try:
-            await self._generate(exchange, request, caller, headers)
+            deadline = None if request.timeout is None else self._began + request.timeout
+            prepared = await frontend.prepare(request, caller=caller, deadline=deadline)
+            request = request.without_prompt()  # an answer may take hours, and a prompt may be large
+            held.release()
+            await self._generate(exchange, request, prepared, {**headers, **prepared.notes})
         except ApiError as error:
             error.headers.update(headers)
             raise
 
     async def _generate(
-        self, exchange: Exchange, request: CommonFields, caller: Caller, headers: dict[str, str]
+        self, exchange: Exchange, request: CommonFields, prepared: Prepared, headers: dict[str, str]
     ) -> None:
         frontend = self._frontend
-        deadline = None if request.timeout is None else self._began + request.timeout
-        prepared = await frontend.prepare(request, caller=caller, deadline=deadline)
-        headers = {**headers, **prepared.notes}
         with frontend.open(prepared, request) as stream:
             answer = self._route.answer(
                 f"{self._route.id_prefix}-{frontend.new_id()}",

@@ -50,7 +50,7 @@ path of the field at fault. Every response has `x-request-id` and `x-headrace-fr
 
 _OTHER_STATUSES = {
     405: "The route does not take this method; `Allow` says which.",
-    408: "A request's headers took longer than 30 s.",
+    408: "A request's headers took longer than 30 s, or no more of its body came for 30 s.",
     431: "The request line and headers are larger than `--max-header-size`.",
 }
 

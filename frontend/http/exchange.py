@@ -10,8 +10,12 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from frontend import errors
+from frontend.http.body_room import HeldBody
 
 ResultT = TypeVar("ResultT")
+
+BODY_SECONDS = 30.0
+"""Between two pieces of a request's body."""
 
 JSON_HEADERS = {"content-type": "application/json"}
 STREAM_HEADERS = {
@@ -19,6 +23,7 @@ STREAM_HEADERS = {
     "cache-control": "no-cache, no-transform",
     "x-accel-buffering": "no",
 }
+_CLOSE = {"Connection": "close"}
 
 
 class ClientGone(Exception):
@@ -42,20 +47,26 @@ class Exchange:
                 return bytes(value).decode("latin-1")
         return None
 
-    async def json_body(self, limit: int) -> bytes:
-        """The whole body, at most ``limit`` bytes of JSON. Raises ApiError 413 or 415, and ClientGone."""
+    async def json_body(self, limit: int, held: HeldBody) -> bytes:
+        """The whole body, at most ``limit`` bytes of JSON. Raises ApiError 408, 413, 415 or 429, and ClientGone."""
         self._check_content_type()
         length = self.header(b"content-length")
         if length is not None and length.isdecimal() and int(length[:20]) > limit:
             raise _too_large(limit)
         body = bytearray()
         while True:
-            message = await self._receive()
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    message = await self._receive()
+            except TimeoutError as error:
+                raise errors.ApiError(408, "The request's body took too long.", headers=_CLOSE) from error
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            body += message.get("body", b"")
-            if len(body) > limit:
+            piece = message.get("body", b"")
+            if len(body) + len(piece) > limit:
                 raise _too_large(limit)
+            held.add(len(piece))
+            body += piece
             if not message.get("more_body", False):
                 return bytes(body)
 
@@ -106,4 +117,4 @@ class Exchange:
 
 
 def _too_large(limit: int) -> errors.ApiError:
-    return errors.ApiError(413, f"The body is larger than {limit} bytes.", headers={"Connection": "close"})
+    return errors.ApiError(413, f"The body is larger than {limit} bytes.", headers=_CLOSE)

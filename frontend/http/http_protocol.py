@@ -1,4 +1,5 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol, with bounds on a request's head and errors in the one error body."""
+"""HTTP/1.1 on one connection: uvicorn's protocol, with bounds on a request's head, on a client that does not read, and
+on requests sent ahead; errors in the one error body."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 import secrets
 from typing import Any
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from frontend.errors import ApiError
@@ -14,6 +15,8 @@ from frontend.settings import FrontendSettings
 
 HEAD_SECONDS = 30.0
 """For the whole head of a request, once its first byte is there."""
+UNREAD_SECONDS = 600.0
+"""A client that takes nothing of what waits for it loses its connection after so long."""
 _LINE_EXTRA = 4
 """Bytes around a header's name and value: colon, space, line end."""
 
@@ -41,6 +44,7 @@ class BoundedProtocol(HttpToolsProtocol):
     idle_seconds: float
     """A connection without a request is closed after so long."""
     frontend_name: str
+    unread_seconds = UNREAD_SECONDS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,6 +57,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unfinished_bytes = 0
         """Of whole reads that ended inside a head, which the parser keeps until a header is complete."""
         self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered, or was last; ``cycle`` is the newest, which may wait behind it."""
+        self._broken = False
+        """Nothing more is read: what came is no HTTP."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,9 +69,27 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_no_head()
+        self.resume_writing()
         super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:  # the base class tells the newest request alone
+            running.disconnected = True
+            running.message_event.set()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(self.unread_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def data_received(self, data: bytes) -> None:
+        if self._broken:
+            return
         within = self._in_head
         super().data_received(data)
         if self.transport.is_closing():
@@ -91,6 +118,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._expect_no_head()
         super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn for whatever the parser could not go on with."""
@@ -126,9 +157,22 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer, unless an earlier request on this connection is being answered, and close."""
+        """Answer and close; requests that were complete before what is refused get their answers first."""
         self._expect_no_head()
-        if self.cycle is None or self.cycle.response_complete:
+        self._broken = True
+        running = self._running
+        if running is None or running.response_complete:
+            self._close_with(error)
+        elif running.more_body:
+            self._close_with(None if running.response_started else error)
+        else:
+            for waiting in [one for one in self.pipeline if one[0].more_body]:
+                self.pipeline.remove(waiting)
+            last = self.pipeline[0][0] if self.pipeline else running
+            last.keep_alive = False  # the connection ends with its answer
+
+    def _close_with(self, error: ApiError | None) -> None:
+        if error is not None:
             body = error.body()
             headers = {
                 "content-type": "application/json",

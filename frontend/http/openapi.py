@@ -34,15 +34,16 @@ STATUSES = {
     401: "No key, or a wrong one.",
     403: "The key is right and does not open this route.",
     404: "Unknown model.",
+    408: "No more of the body came for 30 s.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "The queue is full; `Retry-After` says when to come back.",
+    429: "The queue, or the room for large bodies, is full; `Retry-After` says when to come back.",
     500: "The engine cannot serve this request; trying again will not help.",
     503: "Nobody can serve this now; `Retry-After` says when to come back.",
     504: "The request's deadline passed before the first token.",
 }
-_BODY = (400, 404, 413, 415)
-_GENERATION = (*_BODY, 429, 500, 503, 504)
+_BODY = (400, 404, 408, 413, 415, 429)
+_GENERATION = (*_BODY, 500, 503, 504)
 
 
 class ErrorDetail(msgspec.Struct):

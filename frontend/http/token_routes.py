@@ -102,8 +102,9 @@ class TokenWork(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            body = await exchange.json_body(self._frontend.settings.max_body_bytes)
-            answer = await exchange.while_connected(self._encoded(body))
+            with self._frontend.bodies.hold() as held:
+                body = await exchange.json_body(self._frontend.settings.max_body_bytes, held)
+                answer = await exchange.while_connected(self._encoded(body))
             await exchange.respond(200, JSON_HEADERS, answer)
         except ClientGone:
             self._frontend.metrics.disconnects.inc()

@@ -6,7 +6,7 @@ refused field are its documented no-op defaults; giving one is the same as not g
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -31,6 +31,10 @@ MAX_TIMEOUT = 7 * 24 * 3600.0
 """Seconds."""
 PRINTABLE = r"^[\x21-\x7e][\x20-\x7e]*$"
 """What may stand in a header as it is; the final line break that the pattern lets through is refused apart."""
+
+_SPENT = ("logit_bias", "allowed_token_ids", "bad_words", "user", "metadata", "safety_identifier", "prompt_cache_key",
+          "prediction", "verbosity")  # fmt: skip
+"""Fields of any size that nothing needs after the Submit is made."""
 
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_BYTES)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -135,6 +139,19 @@ class CommonFields(msgspec.Struct, kw_only=True, frozen=True):
         """``stop`` as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
+    def without_prompt(self) -> Self:
+        """The same request once its prompt is made: what is large and no longer needed is gone."""
+        return msgspec.structs.replace(
+            self,
+            **dict.fromkeys(_SPENT, None),
+            **self.spent_prompt(),
+            service_tier=None if self.service_tier is None else "default",
+        )
+
+    def spent_prompt(self) -> dict[str, Any]:
+        """The fields that only the prompt is made of, emptied."""
+        raise NotImplementedError
+
     @property
     def choices(self) -> int:
         """Answers to each prompt."""
@@ -183,6 +200,9 @@ class ChatRequest(CommonFields, kw_only=True, frozen=True):
     reasoning_effort: Annotated[Any, Refused()] = None
     include_reasoning: Annotated[Any, Refused(neutral=(True,)), Synonyms(("separate_reasoning",))] = None
 
+    def spent_prompt(self) -> dict[str, Any]:
+        return {"messages": [], "documents": None, "chat_template": None, "chat_template_kwargs": None}
+
     def alternatives(self) -> int:
         return (self.top_logprobs or 0) if self.logprobs else -1
 
@@ -199,6 +219,9 @@ class CompletionRequest(CommonFields, kw_only=True, frozen=True):
     """A string, a list of token ids, or a list of either."""
     logprobs: Alternatives | None = None
     suffix: Annotated[Any, Refused(neutral=("",))] = None
+
+    def spent_prompt(self) -> dict[str, Any]:
+        return {"prompt": ""}
 
     def alternatives(self) -> int:
         return -1 if self.logprobs is None else self.logprobs

@@ -108,6 +108,8 @@ class SchedulerClient:
         self._open = OpenChoices()
         self._changed = asyncio.Event()
         self._absent_since = 0.0
+        self._unserved_since = 0.0
+        """Since when there may be no ready group, within a session."""
         self._giving_up: asyncio.TimerHandle | None = None
         self._resubmitted: Counter[str] = Counter()
         self._malformed = 0
@@ -152,9 +154,11 @@ class SchedulerClient:
             return self._digest_refusal
         if not self._ever:
             return "no session with the scheduler yet"
-        if not self._session and self._loop.time() - self._absent_since >= self._options.grace:
-            return f"the scheduler has been away for {self._loop.time() - self._absent_since:.0f} s"
-        return ""
+        away = self._loop.time() - (self._unserved_since if self._session else self._absent_since)
+        if self.status == "ready" or away < self._options.grace:
+            return ""
+        what = "no group of workers has been ready" if self._session else "the scheduler has been away"
+        return f"{what} for {away:.0f} s"
 
     def statistics(self) -> ClientStatistics:
         """A frozen view of counters and state."""
@@ -279,6 +283,8 @@ class SchedulerClient:
         self.draining = False
         self._credit = welcome.credit
         self._registered = False
+        assert self._loop is not None
+        self._unserved_since = self._loop.time()
         if not self._ever:
             self._ever = True
             self._on_first_session()
@@ -310,6 +316,8 @@ class SchedulerClient:
             self._change()
         elif isinstance(message, ModelDown):
             if self.model is not None and message.name == self.model.name:
+                assert self._loop is not None
+                self._unserved_since = self._loop.time()
                 self.model = msgspec.structs.replace(self.model, ready_groups=0)
         elif isinstance(message, Drain):
             self.draining = True

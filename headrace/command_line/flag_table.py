@@ -56,6 +56,7 @@ HTTP = (
     Flag("drain-timeout", "seconds that requests in flight get at the end (30)", number),
     Flag("keep-alive", "seconds an idle connection is kept (75)", number),
     Flag("max-body-size", "largest request body (8MiB)", size, metavar="SIZE", key="max_body_bytes"),
+    Flag("max-bodies-size", "all bodies being read or prepared (64MiB)", size, metavar="SIZE", key="max_bodies_bytes"),
     Flag("max-header-size", "largest request line and headers (16KiB)", size, metavar="SIZE", key="max_header_bytes"),
 )
 

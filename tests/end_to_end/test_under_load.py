@@ -1,4 +1,4 @@
-"""A small pool under many clients: what they send, drop, send again or freeze stays between each of them and its answer.
+"""A small pool under many clients: whatever they send, drop, send again or freeze, each gets its own answer.
 
 All processes of a server with an engine whose answers are written down, so that every text is known beforehand.
 """
@@ -11,7 +11,6 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx

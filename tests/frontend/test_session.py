@@ -194,6 +194,22 @@ async def test_a_model_without_a_ready_group_is_listed_and_still_takes_requests(
     assert (await here.post(CHAT, chat())).status_code == 200
 
 
+async def test_a_model_without_a_ready_group_for_too_long_ends_readiness(tmp_path, artefacts) -> None:
+    """Whatever the reason: its last group died, or none ever came."""
+    async with bench(tmp_path, artefacts, scheduler_grace=0.05) as made:
+        made.scheduler.broadcast(ModelDown(MODEL, "its group is frozen"))
+        await made.until_here(lambda: made.frontend.not_ready_because(), "not ready")
+        for path in ("/health", "/readyz"):
+            response = await made.client.get(path)
+            assert response.status_code == 503 and "no group" in response.json()["error"]["message"]
+        assert (await made.client.get("/livez")).status_code == 200
+        made.scheduler.register()
+        await made.until_here(lambda: not made.frontend.not_ready_because(), "ready again")
+        assert (await made.client.get("/health")).status_code == 200
+    async with bench(tmp_path, artefacts, scheduler_grace=0.05, registered=False) as made:
+        await made.until_here(lambda: made.frontend.not_ready_because(), "not ready")
+
+
 async def test_other_models_of_the_cell_are_none_of_this_frontends_business(here: Bench) -> None:
     model = here.scheduler.model
     here.scheduler.register(msgspec.structs.replace(model, name="other", tokenizer_digest=b"x" * 16))

@@ -131,7 +131,7 @@ LAUNCHER = (
 QUEUE = (
     Flag("max-queue-requests", "requests that may wait (1024)", positive, metavar="N"),
     Flag("max-queue-tokens", "prompt tokens that may wait (1000000)", tokens, metavar="N"),
-    Flag("prefill-stretch", "longest step with decodes, prefill included, in times of decodes alone (4; 0: any)", number),
+    Flag("prefill-stretch", "longest step with decodes and prefill, in times of decodes alone (4; 0: any)", number),
     Flag(
         "long-prefill-token-threshold",
         "most tokens of one prompt in a step with others (0: any)",

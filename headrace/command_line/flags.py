@@ -260,7 +260,7 @@ def _parser(command: str, description: str, flags: Sequence[Flag], model_argumen
             names = [name for name in flag.spellings if name not in flag.negations]
             parser.add_argument(*names, dest=flag.key, action="store_const", const=True, help=flag.help)
             if flag.negations:
-                parser.add_argument(*flag.negations, dest=flag.key, action="store_const", const=False, help="turn it off")
+                parser.add_argument(*flag.negations, dest=flag.key, action="store_const", const=False, help="not so")
             continue
         parser.add_argument(
             *flag.spellings,

@@ -6,6 +6,7 @@ import pytest
 
 from protocol.frontend import FinishReason, RejectCode
 from protocol.requests import Sampling
+from scheduler.group_policy import GroupPolicy
 from scheduler.settings import CellSettings
 from tests.scheduler.fake_worker import register
 from tests.scheduler.rig import Rig, expected_output, submit
@@ -132,14 +133,28 @@ def test_many_requests_on_a_pool_for_one_all_complete(rig: Rig) -> None:
     assert load.preemptions < 8 * 3, "requests do not push each other out forever"
 
 
-def test_prefill_chunks_share_a_step_with_decodes_within_the_budget(rig: Rig) -> None:
+@pytest.mark.parametrize(("stretch", "prefill"), [(0.0, 7), (4.0, 2)])
+def test_prefill_chunks_share_a_step_with_decodes_within_the_budget(stretch: float, prefill: int) -> None:
+    """All that decodes leave, or what they can bear: until steps were measured, a quarter of the step."""
+    rig = Rig(CellSettings(group=GroupPolicy(prefill_stretch=stretch)))
     worker, frontend = rig.group(register(max_tokens_per_step=8)), rig.frontend()
-    rig.submit(frontend, submit(1, [1, 2], max_tokens=12))
+    rig.submit(frontend, submit(1, [1, 2], max_tokens=30))
     rig.step(worker)
     rig.submit(frontend, submit(2, list(range(20)), max_tokens=2))
     rig.run_until_idle()
     mixed = [batch for _, batch in worker.executed if 0 < batch.num_decodes < len(batch.slots)]
-    assert len(mixed) >= 3 and all(batch.lengths.sum() == 8 for batch in mixed[:2])
+    assert len(mixed) >= 3 and all(batch.lengths.sum() == 1 + prefill for batch in mixed[:2])
+    rig.check_outcomes()
+
+
+def test_a_long_prompt_leaves_room_in_a_step_for_the_others() -> None:
+    rig = Rig(CellSettings(group=GroupPolicy(long_prefill_threshold=4)))
+    worker, frontend = rig.group(register(max_tokens_per_step=16)), rig.frontend()
+    rig.submit(frontend, submit(1, list(range(60)), max_tokens=1))
+    rig.submit(frontend, submit(2, list(range(3)), max_tokens=1))
+    rig.run_until_idle()
+    assert next(iter(frontend.finishes)) == 2, "the short one is through before the long one"
+    assert max(batch.lengths.max() for _, batch in worker.executed) == 16, "alone it has the whole step"
     rig.check_outcomes()
 
 

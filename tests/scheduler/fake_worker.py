@@ -136,12 +136,14 @@ class FakeWorker:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def fail(self, kind: str = "engine") -> StepFailed:
+    def fail(self, kind: str = "engine", *, kv_survived: bool = True) -> StepFailed:
         """Refuse the oldest plan and everything after it, until Reset."""
         plan = self.plans.popleft()
+        if not kv_survived:
+            self._kv[:] = -1
         self._next_step = None
         self.plans.clear()
-        return StepFailed(plan.epoch, plan.incarnation, plan.step, kind, kv_survived=True)
+        return StepFailed(plan.epoch, plan.incarnation, plan.step, kind, kv_survived=kv_survived)
 
     def _count(self, batch: StepBatch, row: int) -> int:
         return self._rng.randint(1, self.table.shape.max_ids_per_row) if batch.samples[row] else 0

@@ -80,6 +80,8 @@ class FakeFrontend:
     finishes: dict[int, Finish] = field(default_factory=dict)
     rejects: dict[int, Reject] = field(default_factory=dict)
     started: dict[int, str] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
+    """Prompt tokens of each choice that its start found computed."""
     frames: list[Frame] = field(default_factory=list)
     steps_seen: set[tuple[str, int]] = field(default_factory=set)
     loads: list[Load] = field(default_factory=list)
@@ -115,6 +117,8 @@ class FakeFrontend:
         for started in frame.started:
             assert started.rid not in self.started, "started twice"
             self.started[started.rid] = started.group
+            self.cached[started.rid] = started.cached_tokens
+            assert started.cached_tokens < len(self.asked[started.rid].tokens) // 4 or self.output[started.rid]
         for judged in frame.prompt_logprobs:
             self._judge(judged)
         ids, at, records = unpack_u32(frame.ids).tolist(), 0, []
@@ -226,9 +230,9 @@ class Rig:
         self.cell.step_done(self.session_of(worker), done, self.now)
         self.turn()
 
-    def fail(self, worker: FakeWorker) -> None:
+    def fail(self, worker: FakeWorker, *, kv_survived: bool = True) -> None:
         """The oldest plan of a group fails."""
-        self.cell.step_failed(self.session_of(worker), worker.fail(), self.now)
+        self.cell.step_failed(self.session_of(worker), worker.fail(kv_survived=kv_survived), self.now)
         self.turn()
 
     def turn(self, seconds: float = 0.0) -> None:

@@ -75,7 +75,7 @@ class _Numbers:
 
     def leave(self, sequence: _Sequence) -> None:
         """A sequence dropped before its first id was preempted, or aborted: if it comes again it is the same."""
-        if sequence.fresh and not sequence.produced:
+        if sequence.fresh and not sequence.produced and sequence.key in self._known:
             self._dropped_unheard.add(sequence.key)
 
 

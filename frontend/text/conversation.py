@@ -48,10 +48,11 @@ def _normalise_one(
     if "content" in made:
         made["content"] = _content(made["content"], f"{path}.content", content)
     if "tool_calls" in made:
-        made["tool_calls"] = [
-            _tool_call(call, f"{path}.tool_calls[{index}]", arguments)
-            for index, call in enumerate(_list(made["tool_calls"], f"{path}.tool_calls"))
-        ]
+        calls = _list(made.pop("tool_calls"), f"{path}.tool_calls")
+        if calls:  # templates branch on whether there are any by whether the field is there
+            made["tool_calls"] = [
+                _tool_call(call, f"{path}.tool_calls[{index}]", arguments) for index, call in enumerate(calls)
+            ]
     reasoning = next((made[name] for name in _REASONING_FIELDS if name in made), None)
     if reasoning is not None:
         made = {"thinking": reasoning, **made, "reasoning_content": reasoning}

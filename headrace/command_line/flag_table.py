@@ -57,6 +57,8 @@ HTTP = (
     Flag("keep-alive", "seconds an idle connection is kept (75)", number),
     Flag("max-body-size", "largest request body (8MiB)", size, metavar="SIZE", key="max_body_bytes"),
     Flag("max-bodies-size", "all bodies being read or prepared (64MiB)", size, metavar="SIZE", key="max_bodies_bytes"),
+    Flag("max-preparing", "requests held, rendered or tokenised at once in a frontend (1024)", positive, metavar="N"),
+    Flag("tokenizer-threads", "threads of a frontend that render and tokenise (2)", positive, metavar="N"),
     Flag("max-header-size", "largest request line and headers (16KiB)", size, metavar="SIZE", key="max_header_bytes"),
 )
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.command_line.flags import UsageError
-from headrace.model_files.artefacts import byte_artefacts, default_model, load_artefacts
+from headrace.model_files.artefacts import Artefacts, byte_artefacts, default_model, load_artefacts
 
 PATH_KEYS = ("engine_script", "step_log", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 ALL_ADDRESSES = "0.0.0.0"
@@ -126,15 +126,19 @@ def check_installed(values: Mapping[str, Any]) -> None:
         raise UsageError("torch is not installed: pip install 'headrace[worker]'")
 
 
+def artefacts_of(given: Mapping[str, Any]) -> Artefacts:
+    """Everything of the model but its weights. Raises ArtefactError."""
+    if given.get("tokenizer") == "byte":
+        return byte_artefacts()
+    return load_artefacts(
+        given["model"],
+        revision=given.get("revision", ""),
+        download_dir=given.get("download_dir", ""),
+        weights=False,
+    )
+
+
 def served_names(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Names the API answers to; reads the model's artefacts, also to see that they are there. Raises ArtefactError."""
-    if given.get("tokenizer") == "byte":
-        artefacts = byte_artefacts()
-    else:
-        artefacts = load_artefacts(
-            given["model"],
-            revision=given.get("revision", ""),
-            download_dir=given.get("download_dir", ""),
-            weights=False,
-        )
+    artefacts = artefacts_of(given)
     return given.get("served_model_name") or (artefacts.name,)

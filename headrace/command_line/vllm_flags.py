@@ -69,6 +69,7 @@ _MAPPED = (
     ForeignFlag("shutdown-timeout", "use --drain-timeout", becomes=same_as("--drain-timeout")),
     ForeignFlag("sse-keep-alive-interval", "use --ping-interval", becomes=same_as("--ping-interval")),
     ForeignFlag("allowed-origins", "use --cors-origin", becomes=list_of("--cors-origin")),
+    ForeignFlag("renderer-num-workers", "use --tokenizer-threads", becomes=same_as("--tokenizer-threads")),
     ForeignFlag("h11-max-incomplete-event-size", "use --max-header-size", becomes=same_as("--max-header-size")),
     ForeignFlag("disable-fastapi-docs", "use --docs off", words="none", becomes=always("--docs", "off")),
     ForeignFlag(
@@ -195,7 +196,7 @@ _SCHEDULER = (
     *_group(NO_SUCH, "one", "scheduler-cls", "scheduler-delay-factor=0.0", "prefill-schedule-interval=1"),
     *_group(f"{NO_SUCH}; the margin of free blocks is not chosen", "one", "watermark=0.0"),
     *_group(NO_SUCH, "none", "scheduler-reserve-full-isl", "use-v2-block-manager"),
-    *_group(NO_SUCH, "one", "num-scheduler-steps=1", "num-lookahead-slots=0", "renderer-num-workers=1"),
+    *_group(NO_SUCH, "one", "num-scheduler-steps=1", "num-lookahead-slots=0"),
 )
 
 _KERNELS = (

@@ -9,26 +9,18 @@ from frontend.text.errors import TemplateError
 from frontend.text.templates import ChatTemplate, read_override
 from headrace.command_line.flags import UsageError
 from headrace.commands.common import EXIT_FAILED, EXIT_USAGE, complain, parse
-from headrace.model_files.artefacts import ArtefactError, byte_artefacts, load_artefacts
+from headrace.model_files.artefacts import ArtefactError
 
 DESCRIPTION = "Judge the chat template of MODEL: markers, end marker, BOS, roles, generation prompt."
 
 
 def main(arguments: list[str]) -> int:
     from headrace.command_line.flag_table import DOCTOR
-    from headrace.command_line.serve_settings import with_model
+    from headrace.command_line.serve_settings import artefacts_of, with_model
 
     try:
         given = with_model(parse("doctor", DESCRIPTION, DOCTOR, arguments))
-        if given.get("tokenizer") == "byte":
-            artefacts = byte_artefacts()
-        else:
-            artefacts = load_artefacts(
-                given["model"],
-                revision=given.get("revision", ""),
-                download_dir=given.get("download_dir", ""),
-                weights=False,
-            )
+        artefacts = artefacts_of(given)
         override = read_override(given["chat_template"]) if given.get("chat_template") else None
         content_format = given.get("chat_template_content_format", "auto")
         template = ChatTemplate(

@@ -78,6 +78,17 @@ def test_one_seed_gives_one_answer_at_temperature_one(client) -> None:
     assert other.choices[0].message.content != text
 
 
+def test_choices_differ_by_seed_and_come_again_and_agree_at_temperature_zero(client) -> None:
+    request = {"messages": PARIS, "n": 4, "max_tokens": 24}
+    first, second = (
+        client.chat.completions.create(model="llama-8b", temperature=1, seed=7, **request).choices for _ in range(2)
+    )
+    texts = [choice.message.content for choice in first]
+    assert len(set(texts)) > 1 and texts == [choice.message.content for choice in second]
+    greedy = client.chat.completions.create(model="llama-8b", temperature=0, **request).choices
+    assert len({choice.message.content for choice in greedy}) == 1
+
+
 def test_usage_counts_the_rendered_template(client) -> None:
     """31 tokens: the template's default system turn, the user turn and the opening of the answer."""
     whole = client.chat.completions.create(model="llama-8b", messages=PARIS, temperature=0, max_tokens=5)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Any
 
+import openai
 import pytest
 
 from protocol.frontend import RejectCode, Submit
@@ -39,6 +41,41 @@ async def test_a_silent_stream_commits_and_pings(tmp_path, artefacts, path: str,
             received += await rest(pieces)
         answer = folded_answer(path, received, usage=False)
         assert [answer[at]["text"] for at in (0, 1)] == ["abc", "abc"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"echo": True, "logprobs": 1}, {"prompt_logprobs": 1, "return_token_ids": True}]
+)
+async def test_a_queued_stream_commits_and_pings_too(tmp_path, artefacts, fields: dict[str, Any]) -> None:
+    """Nothing is known of it yet, not even the logprobs of its prompt; a new session brings it all."""
+    async with live_bench(tmp_path, artefacts, early_commit=0.0, ping_interval=0.01) as live:
+        live.scheduler.script = lambda submit: Script(admit=False)
+        body = completion("say", max_tokens=50, stream=True, **fields)
+        async with live.client.stream("POST", COMPLETIONS, json=body) as response:
+            assert response.status_code == 200
+            pieces = response.aiter_raw()
+            received = await read_until(pieces, b"", b": ping\n\n: ping\n\n: ping\n\n")
+            live.scheduler.script = lambda submit: Script.text("abc")
+            live.scheduler.restart()
+            received += await rest(pieces)
+        assert folded_answer(COMPLETIONS, received, usage=False)[0]["text"] == ("sayabc" if "echo" in fields else "abc")
+
+
+async def test_the_official_client_hears_no_pings(tmp_path, artefacts) -> None:
+    async with live_bench(tmp_path, artefacts, early_commit=0.0, ping_interval=0.005) as live:
+        live.scheduler.script = lambda submit: Script.text("abc", gate=1)
+        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key="x", max_retries=0)
+        async with client.chat.completions.stream(
+            model="llama-8b", messages=[{"role": "user", "content": "x"}]
+        ) as helper:
+            seen = 0
+            async for event in helper:
+                seen += event.type == "content.delta"
+                if seen == 1:
+                    await asyncio.sleep(0.05)  # pings meanwhile
+                    live.scheduler.open_gates()
+            final = await helper.get_final_completion()
+        assert final.choices[0].message.content == "abc" and final.choices[0].finish_reason == "stop"
 
 
 async def test_silence_between_tokens_is_filled_too(tmp_path, artefacts) -> None:

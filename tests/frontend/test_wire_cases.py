@@ -63,6 +63,13 @@ REFUSED = (
         [1, "a"], [[1], "a"], ["a", [1]], [[[1]]], [None], [1.5], [True], {"a": 1}, 5, [{}],
     ), (COMPLETIONS,)),
     Kind("more prompts than one request may have", "prompt", (["a"] * 129, [[1]] * 100_000), (COMPLETIONS,)),
+    Kind("parts without number that are no parts", "messages", tuple(
+        [{"role": "user", "content": [part] * 2000}]
+        for part in ({"type": "text", "text": 5}, {"type": "nope"}, 5, None, [], {}, {"type": ["text"]})
+    ), (CHAT,)),
+    Kind("messages without number that are no messages", "messages", tuple(
+        [message] * 2000 for message in (5, None, [], {}, {"role": "x" * 1000}, {"role": "user", "content": 5})
+    ), (CHAT,)),
     Kind("templates from strangers", "chat_template", ("{{ 1 }}", "{% raw"), (CHAT,), code="unsupported_parameter"),
     Kind("names that cannot be a header", "request_id", ("", "a\nb", "a\n", "é", "x" * 257, " a", 5)),
     Kind("deadlines that are none", "timeout", (0, -1, "x", 10**9, [1])),
@@ -115,6 +122,51 @@ async def test_it_is_answered(here: Bench, what: str, fields: dict[str, Any]) ->
     for path, body in ((CHAT, chat(**fields)), (COMPLETIONS, completion(**fields))):
         first, second = await asyncio.gather(both(here, path, body), both(here, path, body))
         assert first == second and first[0]["text"].startswith("o")
+
+
+async def test_the_forms_of_a_stop_string_mean_the_same(here: Bench) -> None:
+    here.scheduler.script = lambda submit: Script.text("one. two. three")
+    for path, body in ((CHAT, chat()), (COMPLETIONS, completion(max_tokens=50))):
+        for stop in (".", ["."], [".", "."], ["three", ".", "x", "y", "z", "w"]):
+            answer = await both(here, path, {**body, "stop": stop})
+            assert (answer[0]["text"], answer[0]["stop_reason"]) == ("one", ".")
+        for stop in (None, []):
+            assert (await both(here, path, {**body, "stop": stop}))[0]["text"] == "one. two. three"
+
+
+@pytest.mark.parametrize("header", [True, False])
+async def test_requests_of_one_name_end_one_by_one(here: Bench, header: bool) -> None:
+    """The name is the client's; what is aborted or ends is never another request of that name."""
+    here.scheduler.script = lambda submit: Script.text("abc", gate=1)
+    headers, fields = ({"x-request-id": "dup"}, {}) if header else ({}, {"request_id": "dup"})
+    asking = [asyncio.create_task(here.post(CHAT, chat(**fields), headers=headers)) for _ in range(3)]
+    await here.until(lambda: len(here.scheduler.jobs) == 3, "all under way")
+    asking[1].cancel()
+    await here.until(lambda: len(here.scheduler.aborted) == 1, "one aborted")
+    here.scheduler.open_gates()
+    answers = [await asking[0], await asking[2]]
+    assert [answer.json()["choices"][0]["message"]["content"] for answer in answers] == ["abc", "abc"]
+    assert len({answer.json()["id"] for answer in answers}) == 2
+    assert {answer.headers["x-request-id"] for answer in answers} == {"dup"}
+
+
+async def test_what_says_nothing_in_a_history_is_as_good_as_absent(tmp_path, artefacts) -> None:
+    """Fields that clients send along empty, for templates that branch on whether they are there."""
+    template = (
+        "{% for m in messages %}{% if m.tool_calls is defined %}{{ m.tool_calls[0].function.name }}{% endif %}"
+        "{% if m.function_call is defined or m.refusal is defined %}!{% endif %}{{ m.content }}{% endfor %}"
+    )
+    async with bench(tmp_path, artefacts, chat_template=template) as made:
+        for empty in (
+            {"tool_calls": []},
+            {"tool_calls": None},
+            {"function_call": None, "refusal": None, "tool_calls": []},
+        ):
+            body = chat("a")
+            body["messages"].append({"role": "assistant", "content": "b", **empty})
+            response = await made.post(CHAT, body)
+            assert response.status_code == 200, response.text
+            assert bytes(unpack_u32(made.scheduler.submits[-1].tokens).tolist()) == b"ab"
 
 
 async def test_a_bias_an_allowance_and_a_ban_arrive_as_they_were_meant(here: Bench) -> None:

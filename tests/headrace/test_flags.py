@@ -23,6 +23,7 @@ from headrace.command_line.flags import (
     number,
     parse_flags,
     port,
+    positive,
     size,
     tokens,
 )
@@ -177,6 +178,7 @@ def test_a_flag_of_others_is_taken_with_one_notice_or_becomes_ours_or_ends_with_
         ("--max-num-queued-reqs 7", {"max_queue_requests": 7}),
         ("--max_num_queued_tokens 7k", {"max_queue_tokens": 7000}),
         ("--shutdown-timeout 9", {"drain_timeout": 9.0}),
+        ("--renderer-num-workers 3", {"tokenizer_threads": 3}),
         ("--sse-keep-alive-interval 9", {"ping_interval": 9.0}),
         ("--h11-max-incomplete-event-size 65536", {"max_header_bytes": 65536}),
         ("--disable-fastapi-docs", {"docs": "off"}),
@@ -275,7 +277,16 @@ def test_certificates_and_alternatives_are_checked_before_anything_starts() -> N
 
 
 def test_every_flag_of_a_frontend_is_a_setting_of_it() -> None:
-    samples = {port: "1", number: "1", size: "1", tokens: "1", json_object: "{}", alternatives: "1", cert_reqs: "1"}
+    samples = {
+        port: "1",
+        number: "1",
+        positive: "3",
+        size: "1",
+        tokens: "1",
+        json_object: "{}",
+        alternatives: "1",
+        cert_reqs: "1",
+    }
     for flag in flag_table.FRONTEND:
         if flag.name in ("config", "log-level"):
             continue
@@ -286,6 +297,13 @@ def test_every_flag_of_a_frontend_is_a_setting_of_it() -> None:
         made = msgspec.convert({"model": "m", "scheduler": "s", **frontend_values(given)}, FrontendSettings)
         assert made != msgspec.convert({"model": "m", "scheduler": "s"}, FrontendSettings) or flag.choices or (
             flag.name in ("tokenizer", "default-chat-template-kwargs", "generation-config")), flag.name  # fmt: skip
+
+
+def test_every_setting_of_a_frontend_has_a_flag_or_is_the_supervisors() -> None:
+    flags = {flag.key for flag in flag_table.FRONTEND}
+    spelled = {"served_model_names": "served_model_name", "api_key_digests": "api_key"}
+    settings = {spelled.get(name, name) for name in FrontendSettings.__struct_fields__}
+    assert settings - flags == {"fd", "lease"}
 
 
 def test_llama_cpp_spellings_are_understood() -> None:

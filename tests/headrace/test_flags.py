@@ -201,7 +201,7 @@ def test_every_translation_is_tried() -> None:
     tried = {"data-parallel-size", "api-server-count", "distributed-executor-backend", "kv-cache-memory-bytes",
              "max-num-queued-reqs", "max-num-queued-tokens", "shutdown-timeout", "sse-keep-alive-interval",
              "h11-max-incomplete-event-size", "disable-fastapi-docs", "enable-force-include-usage",
-             "uvicorn-log-level", "allowed-origins"}  # fmt: skip
+             "uvicorn-log-level", "allowed-origins", "renderer-num-workers"}  # fmt: skip
     assert {flag.name for flag in FOREIGN if flag.becomes is not None} == tried
 
 

@@ -5,11 +5,15 @@
 // sums over 32 inputs are exact.
 #pragma once
 
+#include <type_traits>
+
 #include "expand.h"
 #include "level.h"
 
 namespace headrace {
 namespace {
+
+#define INLINE __attribute__((always_inline))
 
 // Rows of a register block and tiles beside each other: 24 accumulators leave registers for the tiles.
 constexpr int kBlockRows = 6;
@@ -58,34 +62,33 @@ private:
                       int64_t stride, bool add) {
         __m512 sum[kRows][kTiles];
         const uint16_t *from[kTiles];
-        for (int t = 0; t < kTiles; t++) from[t] = tiles[t];
-        for (int r = 0; r < kRows; r++)
-            for (int t = 0; t < kTiles; t++)
+        each<kTiles>([&](auto t) INLINE { from[t] = tiles[t]; });
+        each<kRows>([&](auto r) INLINE {
+            each<kTiles>([&](auto t) INLINE {
                 sum[r][t] = add ? _mm512_loadu_ps(out + r * stride + t * 16) : _mm512_setzero_ps();
+            });
+        });
         const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-        for (int pair = 0; pair < pairs; pair++) {
+        for (int pair = 0; pair < pairs; pair++, x += 2) {
             __m512 w[kTiles];
-#pragma GCC unroll 4
-            for (int t = 0; t < kTiles; t++)
+            const auto multiply = [&](int k) INLINE {
+                each<kRows>([&](auto r) INLINE {
+                    const __m512 value = _mm512_set1_ps(x[r * x_stride + k]);
+                    each<kTiles>([&](auto t) INLINE { multiply_add(sum[r][t], value, w[t]); });
+                });
+            };
+            each<kTiles>([&](auto t) INLINE {
                 w[t] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(from[t] + pair * 32), 16));
-#pragma GCC unroll 6
-            for (int r = 0; r < kRows; r++) {
-                const __m512 value = _mm512_set1_ps(x[r * x_stride + pair * 2]);
-#pragma GCC unroll 4
-                for (int t = 0; t < kTiles; t++) sum[r][t] = _mm512_fmadd_ps(value, w[t], sum[r][t]);
-            }
-#pragma GCC unroll 4
-            for (int t = 0; t < kTiles; t++)
+            });
+            multiply(0);
+            each<kTiles>([&](auto t) INLINE {
                 w[t] = _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from[t] + pair * 32), upper));
-#pragma GCC unroll 6
-            for (int r = 0; r < kRows; r++) {
-                const __m512 value = _mm512_set1_ps(x[r * x_stride + pair * 2 + 1]);
-#pragma GCC unroll 4
-                for (int t = 0; t < kTiles; t++) sum[r][t] = _mm512_fmadd_ps(value, w[t], sum[r][t]);
-            }
+            });
+            multiply(1);
         }
-        for (int r = 0; r < kRows; r++)
-            for (int t = 0; t < kTiles; t++) _mm512_storeu_ps(out + r * stride + t * 16, sum[r][t]);
+        each<kRows>([&](auto r) INLINE {
+            each<kTiles>([&](auto t) INLINE { _mm512_storeu_ps(out + r * stride + t * 16, sum[r][t]); });
+        });
     }
 
     struct Integer {
@@ -98,39 +101,44 @@ private:
     template <int kRows, int kTiles, bool kHalves, bool kMinimum>
     static void integers(const Integer &in, const uint16_t *expanded, const TileScales &scales, float *panel) {
         constexpr int kParts = kHalves ? 2 : 1, kPairs = kTilePairs / kParts;
-#pragma GCC unroll 2
-        for (int part = 0; part < kParts; part++) {
+        each<kParts>([&](auto part) INLINE {
             __m512i sum[kRows][kTiles];
-            for (int r = 0; r < kRows; r++)
-                for (int t = 0; t < kTiles; t++) sum[r][t] = _mm512_setzero_si512();
-#pragma GCC unroll 2
-            for (int p = 0; p < kPairs; p++) {
-                const int pair = part * kPairs + p;
+            each<kRows>([&](auto r) INLINE { each<kTiles>([&](auto t) INLINE { sum[r][t] = _mm512_setzero_si512(); }); });
+            const int16_t *codes = in.codes + part * kPairs * 2;
+            const uint16_t *from = expanded + part * kPairs * 32;
+            for (int pair = 0; pair < kPairs; pair++, codes += 2, from += 32) {
                 __m512i w[kTiles];
-#pragma GCC unroll 4
-                for (int t = 0; t < kTiles; t++) w[t] = _mm512_load_si512(expanded + t * 512 + pair * 32);
-#pragma GCC unroll 6
-                for (int r = 0; r < kRows; r++) {
+                each<kTiles>([&](auto t) INLINE { w[t] = _mm512_load_si512(from + t * 512); });
+                each<kRows>([&](auto r) INLINE {
                     int32_t two;
-                    memcpy(&two, in.codes + r * in.stride + pair * 2, 4);
+                    memcpy(&two, codes + r * in.stride, 4);
                     const __m512i values = _mm512_set1_epi32(two);
-#pragma GCC unroll 4
-                    for (int t = 0; t < kTiles; t++) sum[r][t] = _mm512_dpwssd_epi32(sum[r][t], values, w[t]);
-                }
+                    each<kTiles>([&](auto t) INLINE { multiply_add(sum[r][t], values, w[t]); });
+                });
             }
-#pragma GCC unroll 6
-            for (int r = 0; r < kRows; r++) {
+            each<kRows>([&](auto r) INLINE {
                 const __m512 scale = _mm512_set1_ps(in.scales[r * in.block_stride]);
-#pragma GCC unroll 4
-                for (int t = 0; t < kTiles; t++) {
+                const __m512 total = kMinimum ? _mm512_set1_ps(in.sums[r * in.block_stride]) : scale;
+                each<kTiles>([&](auto t) INLINE {
                     float *at = panel + r * kPanelWidth + t * 16;
                     const __m512 d = _mm512_mul_ps(scales.d[part][t], scale);
                     __m512 result = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][t]), d, _mm512_load_ps(at));
-                    if constexpr (kMinimum)
-                        result = _mm512_fmadd_ps(scales.m[t], _mm512_set1_ps(in.sums[r * in.block_stride]), result);
+                    if constexpr (kMinimum) result = _mm512_fmadd_ps(scales.m[t], total, result);
                     _mm512_store_ps(at, result);
-                }
-            }
+                });
+            });
+        });
+    }
+
+    // In assembly, because gcc 12 else copies the sums from register to register and keeps them on the stack as well.
+    static void multiply_add(__m512 &sum, __m512 a, __m512 b) { asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+    static void multiply_add(__m512i &sum, __m512i a, __m512i b) { asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+
+    // do(0), do(1) ... with constants, so that arrays become registers.
+    template <int kCount, int kFirst = 0, typename Do> INLINE static void each(const Do &what) {
+        if constexpr (kFirst < kCount) {
+            what(std::integral_constant<int, kFirst>{});
+            each<kCount, kFirst + 1>(what);
         }
     }
 
@@ -159,6 +167,8 @@ template <bool kHalves, bool kMinimum>
 const Avx512::Four<Avx512::Integers> Avx512::kIntegers[kBlockRows] = {
     integer_row<1, kHalves, kMinimum>(), integer_row<2, kHalves, kMinimum>(), integer_row<3, kHalves, kMinimum>(),
     integer_row<4, kHalves, kMinimum>(), integer_row<5, kHalves, kMinimum>(), integer_row<6, kHalves, kMinimum>()};
+
+#undef INLINE
 
 }  // namespace
 }  // namespace headrace

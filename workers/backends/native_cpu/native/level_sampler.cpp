@@ -1,0 +1,399 @@
+// Rows of the sampler in AVX-512: no sort of a whole row, and noise only for tokens that may still win.
+//
+// Sums and products that decide which token is drawn are single fp32 operations in the order of workers/sampler.py and
+// workers/noise.py; the compiler is told not to fuse them.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "sampler_rows.h"
+#include "vector_math.h"
+
+namespace headrace {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLargestNoise = 16.64f;  // workers/noise.py
+constexpr int kFirstCandidates = 64;
+constexpr float kBucketsPerUnit = 32;
+
+struct Best {
+    float value;
+    int32_t id;
+};
+
+inline __m512i first_ids() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+inline __m512i ids_from(int64_t first) { return _mm512_add_epi32(first_ids(), _mm512_set1_epi32(static_cast<int>(first))); }
+inline __m512 load_or(float other, const float *x, int64_t at, int64_t count) {
+    return _mm512_mask_loadu_ps(_mm512_set1_ps(other), lanes(count - at), x + at);
+}
+
+// The largest over lanes that were each filled with rising ids; the lowest id of equals.
+inline Best over_lanes(__m512 values, __m512i ids) {
+    const float value = _mm512_reduce_max_ps(values);
+    const __mmask16 equal = _mm512_cmp_ps_mask(values, _mm512_set1_ps(value), _CMP_EQ_OQ);
+    return {value, _mm512_mask_reduce_min_epi32(equal, ids)};
+}
+
+// NaN when there is one.
+Best largest(const float *x, int64_t count) {
+    __m512 best = _mm512_set1_ps(-kInfinity);
+    __m512i ids = first_ids();
+    __mmask16 nan = 0;
+    for (int64_t i = 0; i < count; i += 16) {
+        const __m512 value = load_or(-kInfinity, x, i, count);
+        const __mmask16 larger = _mm512_cmp_ps_mask(value, best, _CMP_GT_OQ);
+        nan |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+        best = _mm512_mask_mov_ps(best, larger, value);
+        ids = _mm512_mask_mov_epi32(ids, larger, ids_from(i));
+    }
+    return nan ? Best{std::numeric_limits<float>::quiet_NaN(), 0} : over_lanes(best, ids);
+}
+
+// --- Noise ---
+
+struct NoiseKey {
+    __m512i low, high;
+};
+
+inline uint64_t mix64(uint64_t z) {
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+inline NoiseKey key_of(uint64_t seed, int64_t position) {
+    const uint64_t key = mix64(mix64(seed) + (static_cast<uint64_t>(position) + 1) * 0x9E3779B97F4A7C15u);
+    return {_mm512_set1_epi32(static_cast<int>(key)), _mm512_set1_epi32(static_cast<int>(key >> 32))};
+}
+
+// ln of positive normal numbers, every operation rounded on its own.
+inline __m512 noise_ln(__m512 a) {
+    constexpr float kCoefficients[] = {7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f,
+                                       -1.2420140846e-1f, 1.4249322787e-1f, -1.6668057665e-1f,
+                                       2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+    const __m512i bits = _mm512_castps_si512(a);
+    const __m512i exponent = _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(0x3F3504F3)), 23);
+    const __m512 mantissa = _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(exponent, 23)));
+    const __m512 f = _mm512_sub_ps(mantissa, _mm512_set1_ps(1.0f)), e = _mm512_cvtepi32_ps(exponent);
+    const __m512 z = _mm512_mul_ps(f, f);
+    __m512 p = _mm512_set1_ps(kCoefficients[0]);
+    for (int i = 1; i < 9; i++) p = _mm512_add_ps(_mm512_mul_ps(p, f), _mm512_set1_ps(kCoefficients[i]));
+    __m512 y = _mm512_mul_ps(_mm512_mul_ps(f, z), p);
+    y = _mm512_add_ps(y, _mm512_mul_ps(e, _mm512_set1_ps(-2.12194440e-4f)));
+    y = _mm512_add_ps(_mm512_sub_ps(y, _mm512_mul_ps(z, _mm512_set1_ps(0.5f))), f);
+    return _mm512_add_ps(y, _mm512_mul_ps(e, _mm512_set1_ps(0.693359375f)));
+}
+
+inline __m512 negative(__m512 x) {
+    return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MIN)));
+}
+
+inline __m512 noise(const NoiseKey &key, __m512i ids) {
+    const auto shifted = [](__m512i x, int by) { return _mm512_xor_si512(x, _mm512_srli_epi32(x, by)); };
+    __m512i x = _mm512_mullo_epi32(ids, _mm512_set1_epi32(static_cast<int>(0x9E3779B1u)));
+    x = shifted(_mm512_xor_si512(x, key.low), 16);
+    x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x7FEB352D));
+    x = shifted(_mm512_xor_si512(x, key.high), 15);
+    x = shifted(_mm512_mullo_epi32(x, _mm512_set1_epi32(static_cast<int>(0x846CA68Bu))), 16);
+    x = _mm512_or_si512(_mm512_srli_epi32(x, 8), _mm512_set1_epi32(1));
+    const __m512 u = _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(0x1p-24f));
+    return negative(noise_ln(negative(noise_ln(u))));
+}
+
+// --- What a request asks for ---
+
+bool changes_logits(const headrace_sampling_row &row) {
+    return row.bias_count || row.allowed_count >= 0 || row.suppressed_count || row.forbidden_count || row.endings_size ||
+           row.repetition != 1 || row.frequency != 0 || row.presence != 0;
+}
+
+void keep_allowed(const headrace_sampling_row &row, float *logits, int64_t vocab, float *kept) {
+    // What is hidden must not pass for sound.
+    const float top = largest(logits, vocab).value;
+    const bool broken = std::isnan(top) || top == kInfinity;
+    for (int32_t i = 0; i < row.allowed_count; i++) kept[i] = logits[row.allowed[i]];
+    std::fill_n(logits, vocab, broken ? std::numeric_limits<float>::quiet_NaN() : -kInfinity);
+    if (broken) return;
+    for (int32_t i = 0; i < row.allowed_count; i++) logits[row.allowed[i]] = kept[i];
+}
+
+// Repetition over prompt and output, then frequency and presence over the output.
+void penalise(const headrace_sampling_row &row, float *logits, SamplerScratch &scratch) {
+    int32_t distinct = 0;
+    for (int64_t i = 0; i < row.position; i++) {
+        const int32_t id = row.tokens[i];
+        if (scratch.counts[id] < 0) scratch.counts[id] = 0, scratch.touched[distinct++] = id;
+        scratch.counts[id] += i >= row.prompt_length;
+    }
+    for (int32_t i = 0; i < distinct; i++) {
+        const int32_t id = scratch.touched[i];
+        float value = logits[id];
+        value = value > 0 ? value / row.repetition : value * row.repetition;
+        value -= row.frequency * static_cast<float>(scratch.counts[id]);
+        logits[id] = value - row.presence * (scratch.counts[id] > 0 ? 1.0f : 0.0f);
+        scratch.counts[id] = -1;
+    }
+}
+
+void forbid(const headrace_sampling_row &row, float *logits) {
+    for (int32_t i = 0; i < row.forbidden_count; i++) logits[row.forbidden[i]] = -kInfinity;
+    for (int32_t at = 0; at < row.endings_size;) {
+        const int32_t length = row.endings[at], *word = row.endings + at + 1;
+        if (length - 1 <= row.position && std::equal(word, word + length - 1, row.tokens + row.position - (length - 1)))
+            logits[word[length - 1]] = -kInfinity;
+        at += 1 + length;
+    }
+}
+
+const float *controlled(const headrace_sampling_row &row, const float *logits, int64_t vocab, SamplerScratch &scratch) {
+    if (!changes_logits(row)) return logits;
+    std::copy_n(logits, vocab, scratch.logits);
+    for (int32_t i = 0; i < row.bias_count; i++) scratch.logits[row.bias_ids[i]] += row.biases[i];
+    if (row.allowed_count >= 0) keep_allowed(row, scratch.logits, vocab, scratch.scaled);
+    for (int32_t i = 0; i < row.suppressed_count; i++) scratch.logits[row.suppressed[i]] = -kInfinity;
+    if (row.repetition != 1 || row.frequency != 0 || row.presence != 0) penalise(row, scratch.logits, scratch);
+    forbid(row, scratch.logits);
+    return scratch.logits;
+}
+
+// --- Drawing ---
+
+void scale(const headrace_sampling_row &row, const float *logits, float top, int64_t vocab, float *scaled) {
+    const __m512 temperature = _mm512_set1_ps(row.temperature), floor = _mm512_set1_ps(row.floor);
+    for (int64_t i = 0; i < vocab; i += 16) {
+        const __m512 value = load_or(-kInfinity, logits, i, vocab);
+        const __m512 x = _mm512_div_ps(_mm512_sub_ps(value, _mm512_set1_ps(top)), temperature);
+        const __mmask16 below = _mm512_cmp_ps_mask(x, floor, _CMP_LT_OQ);
+        _mm512_store_ps(scaled + i, _mm512_mask_mov_ps(x, below, _mm512_set1_ps(-kInfinity)));
+    }
+}
+
+// Draw from all tokens: [padded] scaled logits, the largest of which is 0 at `top`.
+int32_t draw_from_all(const float *scaled, int64_t vocab, const NoiseKey &key, int32_t top) {
+    const float start = _mm512_cvtss_f32(noise(key, _mm512_set1_epi32(top)));
+    __m512 best = _mm512_set1_ps(-kInfinity), bound = _mm512_set1_ps(start);
+    __m512i ids = _mm512_set1_epi32(top);
+    for (int64_t i = 0; i < vocab; i += 16) {
+        const __m512 value = _mm512_load_ps(scaled + i);
+        const __m512 most = _mm512_add_ps(value, _mm512_set1_ps(kLargestNoise));
+        if (!_mm512_cmp_ps_mask(most, bound, _CMP_GE_OQ)) continue;
+        const __m512i here = ids_from(i);
+        const __m512 score = _mm512_add_ps(noise(key, here), value);
+        const __mmask16 larger = _mm512_cmp_ps_mask(score, best, _CMP_GT_OQ);
+        if (!_mm512_mask_cmp_ps_mask(larger, score, bound, _CMP_GE_OQ)) continue;
+        best = _mm512_mask_mov_ps(best, larger, score);
+        ids = _mm512_mask_mov_epi32(ids, larger, here);
+        bound = _mm512_max_ps(bound, _mm512_set1_ps(_mm512_reduce_max_ps(score)));
+    }
+    return over_lanes(best, ids).id;
+}
+
+// e ** x for x <= 0 within some 1e-16 of it.
+inline __m512d exponential(__m512d x) {
+    const __m512d n = _mm512_roundscale_pd(_mm512_mul_pd(x, _mm512_set1_pd(1.4426950408889634)), 8);
+    __m512d r = _mm512_fnmadd_pd(n, _mm512_set1_pd(6.93147180369123816490e-01), x);
+    r = _mm512_fnmadd_pd(n, _mm512_set1_pd(1.90821492927058770002e-10), r);
+    __m512d p = _mm512_set1_pd(1.0 / 6227020800.0);
+    constexpr double kFactorials[] = {479001600, 39916800, 3628800, 362880, 40320, 5040, 720, 120, 24, 6, 2, 1, 1};
+    for (const double factorial : kFactorials) p = _mm512_fmadd_pd(p, r, _mm512_set1_pd(1.0 / factorial));
+    return _mm512_scalef_pd(p, n);
+}
+
+inline __m512d low_half(__m512 x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
+inline __m512d high_half(__m512 x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
+
+// The sum of e ** (x - top) in double precision, in one order.
+double sum_of_exponentials(const float *x, int64_t count, float top) {
+    constexpr float kNothing = -50;  // a vocabulary of these is lost beside the 1 of the largest
+    const __m512d shift = _mm512_set1_pd(top);
+    __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
+    for (int64_t i = 0; i < count; i += 16) {
+        const __m512 value = load_or(-kInfinity, x, i, count);
+        if (!_mm512_cmp_ps_mask(value, _mm512_set1_ps(top + kNothing), _CMP_GT_OQ)) continue;
+        const __m512 sound = _mm512_max_ps(value, _mm512_set1_ps(top - 1000));
+        low = _mm512_add_pd(low, exponential(_mm512_sub_pd(low_half(sound), shift)));
+        high = _mm512_add_pd(high, exponential(_mm512_sub_pd(high_half(sound), shift)));
+    }
+    return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
+}
+
+inline __m512i buckets_of(__m512 scaled) {
+    const __m512 depth = _mm512_mul_ps(scaled, _mm512_set1_ps(-kBucketsPerUnit));
+    return _mm512_cvttps_epi32(_mm512_min_ps(depth, _mm512_set1_ps(kBuckets - 1)));
+}
+
+void count_buckets(const float *scaled, int64_t vocab, uint32_t *histogram) {
+    std::fill_n(histogram, kBuckets, 0u);
+    for (int64_t i = 0; i < vocab; i += 16) {
+        const __m512 value = _mm512_load_ps(scaled + i);
+        __mmask16 finite = _mm512_cmp_ps_mask(value, _mm512_set1_ps(-kInfinity), _CMP_GT_OQ);
+        if (!finite) continue;
+        alignas(64) int32_t buckets[16];
+        _mm512_store_si512(buckets, buckets_of(value));
+        for (; finite; finite &= finite - 1) histogram[buckets[__builtin_ctz(finite)]]++;
+    }
+}
+
+// Candidates in order, by value downwards, equals by id upwards.
+class Candidates {
+public:
+    Candidates(const float *scaled, int64_t vocab, SamplerScratch &scratch) : scaled_(scaled), vocab_(vocab), scratch_(scratch) {
+        count_buckets(scaled, vocab, scratch.histogram);
+        for (int bucket = 0; bucket < kBuckets; bucket++) finite_ += scratch.histogram[bucket];
+    }
+
+    // Every token that is not minus infinity.
+    int64_t finite() const { return finite_; }
+
+    // The largest of them, at least `wanted` if there are so many; returns how many.
+    int64_t take(int64_t wanted) {
+        int last = 0;
+        int64_t held = scratch_.histogram[0];
+        while (held < wanted && last < kBuckets - 1) held += scratch_.histogram[++last];
+        int64_t count = 0;
+        for (int64_t i = 0; i < vocab_; i += 16) {
+            const __m512 value = _mm512_load_ps(scaled_ + i);
+            __mmask16 in = _mm512_cmp_ps_mask(value, _mm512_set1_ps(-kInfinity), _CMP_GT_OQ);
+            in &= _mm512_cmple_epi32_mask(buckets_of(value), _mm512_set1_epi32(last));
+            for (; in; in &= in - 1) scratch_.order[count++] = sortable(static_cast<int32_t>(i + __builtin_ctz(in)));
+        }
+        std::sort(scratch_.order, scratch_.order + count);
+        for (int64_t i = 0; i < count; i++) {
+            scratch_.ids[i] = static_cast<int32_t>(scratch_.order[i]);
+            scratch_.values[i] = scaled_[scratch_.ids[i]];
+        }
+        return count;
+    }
+
+private:
+    // Scaled logits are 0 or negative, so that their bits, the sign aside, grow as they fall.
+    uint64_t sortable(int32_t id) const {
+        uint32_t bits;
+        memcpy(&bits, scaled_ + id, 4);
+        return static_cast<uint64_t>(bits & 0x7fffffff) << 32 | static_cast<uint32_t>(id);
+    }
+
+    const float *scaled_;
+    const int64_t vocab_;
+    SamplerScratch &scratch_;
+    int64_t finite_ = 0;
+};
+
+// How many of the ordered values [count] are kept: those before a token have less than `mass` of `total`. The first is
+// always kept.
+int64_t kept_by_mass(const float *values, int64_t count, double mass, double total) {
+    if (mass >= 1) return count;
+    const double limit = mass * total;
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double weight = std::exp(static_cast<double>(values[i]));
+        sum += weight;
+        if (i && !(sum - weight < limit)) return i;
+    }
+    return count;
+}
+
+double sum_of_weights(const float *values, int64_t count) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += std::exp(static_cast<double>(values[i]));
+    return sum;
+}
+
+int32_t draw_from_top(const headrace_sampling_row &row, const float *scaled, int64_t vocab, const NoiseKey &key,
+                      SamplerScratch &scratch) {
+    Candidates candidates(scaled, vocab, scratch);
+    const bool ranked = row.top_k > 0 && row.top_k < vocab;
+    const int64_t most = ranked ? row.top_k : vocab;
+    const double mass = row.top_p;
+    double total = ranked || mass >= 1 ? 0 : sum_of_exponentials(scaled, vocab, 0);
+    int64_t kept = 0;
+    for (int64_t wanted = ranked ? most : kFirstCandidates;; wanted *= 8) {
+        const int64_t all = candidates.take(wanted), count = std::min(all, most);
+        if (ranked && mass < 1) total = sum_of_weights(scratch.values, count);
+        kept = kept_by_mass(scratch.values, count, mass, total);
+        if (kept < count || count == most || all == candidates.finite()) break;
+    }
+    __m512 best = _mm512_set1_ps(-kInfinity);
+    __m512i ids = _mm512_set1_epi32(INT32_MAX);
+    for (int64_t i = 0; i < kept; i += 16) {
+        const __mmask16 mask = lanes(kept - i);
+        const __m512i here = _mm512_maskz_loadu_epi32(mask, scratch.ids + i);
+        const __m512 score = _mm512_add_ps(noise(key, here), _mm512_maskz_loadu_ps(mask, scratch.values + i));
+        __mmask16 better = _mm512_mask_cmp_ps_mask(mask, score, best, _CMP_GT_OQ);
+        better |= _mm512_mask_cmp_ps_mask(mask, score, best, _CMP_EQ_OQ) & _mm512_cmplt_epi32_mask(here, ids);
+        best = _mm512_mask_mov_ps(best, better, score);
+        ids = _mm512_mask_mov_epi32(ids, better, here);
+    }
+    return over_lanes(best, ids).id;
+}
+
+// --- Records ---
+
+// The `count` largest logits in order, equals by the lower id.
+void find_largest(const float *logits, int64_t vocab, int count, Best *found) {
+    if (!count) return;
+    int held = 0;
+    const auto insert = [&](float value, int32_t id) {
+        int at = held < count ? held++ : count - 1;
+        for (; at && found[at - 1].value < value; at--) found[at] = found[at - 1];
+        found[at] = {value, id};
+    };
+    for (int32_t id = 0; id < count; id++) insert(logits[id], id);
+    for (int64_t i = count; i < vocab; i += 16) {
+        const __m512 value = load_or(-kInfinity, logits, i, vocab);
+        __mmask16 larger = _mm512_cmp_ps_mask(value, _mm512_set1_ps(found[count - 1].value), _CMP_GT_OQ);
+        for (; larger; larger &= larger - 1) {
+            const auto id = static_cast<int32_t>(i + __builtin_ctz(larger));
+            if (logits[id] > found[count - 1].value) insert(logits[id], id);
+        }
+    }
+}
+
+uint32_t rank_of(const float *logits, int64_t vocab, int32_t token) {
+    const __m512 own = _mm512_set1_ps(logits[token]);
+    int64_t ahead = 0;
+    for (int64_t i = 0; i < vocab; i += 16) {
+        const __m512 value = load_or(-kInfinity, logits, i, vocab);
+        const __mmask16 equal = _mm512_mask_cmp_ps_mask(lanes(token - i), value, own, _CMP_EQ_OQ);
+        ahead += __builtin_popcount(_mm512_cmp_ps_mask(value, own, _CMP_GT_OQ) | (i < token ? equal : 0));
+    }
+    return static_cast<uint32_t>(1 + ahead);
+}
+
+}  // namespace
+
+uint8_t sample_row(const headrace_sampling_row &row, const float *logits, int64_t vocab, SamplerScratch &scratch,
+                   int32_t &id) {
+    const float *changed = controlled(row, logits, vocab, scratch);
+    const Best top = largest(changed, vocab);
+    if (std::isnan(top.value) || top.value == kInfinity) return HEADRACE_ROW_NAN;
+    if (top.value == -kInfinity) return HEADRACE_ROW_EMPTY_SUPPORT;
+    id = top.id;
+    if (!(row.temperature > 0)) return HEADRACE_ROW_OK;
+    scale(row, changed, top.value, vocab, scratch.scaled);
+    const NoiseKey key = key_of(row.seed, row.position);
+    const bool cut = (row.top_k > 0 && row.top_k < vocab) || row.top_p < 1;
+    id = cut ? draw_from_top(row, scratch.scaled, vocab, key, scratch) : draw_from_all(scratch.scaled, vocab, key, top.id);
+    return HEADRACE_ROW_OK;
+}
+
+bool write_record(const float *logits, int64_t vocab, int32_t token, int alternatives, uint8_t *record) {
+    const float top = largest(logits, vocab).value;
+    const bool sound = std::isfinite(top);
+    const double total = sound ? std::log(sum_of_exponentials(logits, vocab, top)) : 0;
+    const uint32_t rank = rank_of(logits, vocab, token);
+    Best shown[1 + kMostAlternatives];
+    shown[0] = {logits[token], token};
+    find_largest(logits, vocab, alternatives, shown + 1);
+    memcpy(record, &rank, 4);
+    for (int i = 0; i <= alternatives; i++) {
+        float value = static_cast<float>(static_cast<double>(shown[i].value) - top - total);
+        if (!sound) value = std::numeric_limits<float>::quiet_NaN();
+        memcpy(record + 4 + i * 8, &shown[i].id, 4);
+        memcpy(record + 8 + i * 8, &value, 4);
+    }
+    return sound;
+}
+
+}  // namespace headrace

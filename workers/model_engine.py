@@ -33,7 +33,7 @@ from workers.model.precision import resolve_device, resolve_dtype
 from workers.options import WorkerOptions
 from workers.prompt_logprobs import JudgedRows, judged_rows
 from workers.sampler import Sampler
-from workers.slots import Int32Array, PoolShape, SlotTable, StepBatch
+from workers.slots import PoolShape, SlotTable, StepBatch
 from workers.threads import usable_cpus
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class ModelEngine:
         status[sampling] = sampled.status
         status[output.broken] = RowStatus.NAN
         status[judged.broken] = RowStatus.NAN
-        self._clear_broken(batch.slots[status == RowStatus.NAN], table)
+        self._clear_broken(batch, np.flatnonzero(status == RowStatus.NAN), table)
         succeeded = sampling[status[sampling] == RowStatus.OK]
         counts[succeeded] = 1
         ids = sampled.ids[status[sampling] == RowStatus.OK]
@@ -101,9 +101,11 @@ class ModelEngine:
     def close(self) -> None:
         self._backend.close()
 
-    def _clear_broken(self, slots: Int32Array, table: SlotTable) -> None:
-        for slot in slots:
-            self._backend.clear_blocks(table.block_table(int(slot)))
+    def _clear_broken(self, batch: StepBatch, rows: npt.NDArray[np.intp], table: SlotTable) -> None:
+        """Zero what these rows wrote. The blocks before may be shared: what is in them is sound, and others read it."""
+        for row in rows:
+            first = int(batch.starts[row]) // table.shape.block_size
+            self._backend.clear_blocks(table.block_table(int(batch.slots[row]))[first:])
 
 
 def build_model_engine(options: WorkerOptions, report: Report) -> Engine:

@@ -169,9 +169,13 @@ class EngineRows:
         )
 
     def run(
-        self, adds: Sequence[SlotAdd] = (), chunks: Sequence[tuple[int, int]] = (), drops: Sequence[int] = ()
+        self,
+        adds: Sequence[SlotAdd] = (),
+        chunks: Sequence[tuple[int, int]] = (),
+        drops: Sequence[int] = (),
+        shared: dict[int, list[int]] | None = None,
     ) -> RowResults:
-        """One plan, with the blocks it needs."""
+        """One plan, with the blocks it needs, of which ``shared`` tells those that an added slot begins with."""
         for slot in drops:
             self.free += self.table.block_table(slot).tolist()
         added = {add.slot: len(add.tokens) // 4 for add in adds}
@@ -179,7 +183,9 @@ class EngineRows:
         held = {slot: length for slot, length in held.items() if slot not in drops} | added
         pairs = []
         for slot, length in held.items():
-            have = 0 if slot in added else int(self.table.num_blocks[slot])
+            found = (shared or {}).get(slot, [])
+            pairs += [(slot, block) for block in found]
+            have = len(found) if slot in added else int(self.table.num_blocks[slot])
             need = -(-(length + 1) // self.table.shape.block_size)
             pairs += [(slot, self.free.pop()) for _ in range(need - have)]
         plan = Plan(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from headrace.model_files.artefacts import ArtefactError
@@ -131,6 +132,21 @@ def test_a_row_with_nan_fails_alone_and_leaves_nothing_behind(engine: Engine) ->
     for _ in range(7):
         rows.run()
     assert rows.output(0)[:8] == rows.output(2)[:8] == expected
+
+
+def test_a_row_with_nan_leaves_the_blocks_it_shares_as_they_are(engine: Engine) -> None:
+    size = engine.description.shape.block_size
+    prompt = _prompt(21, 3 * size + 5)
+    expected = _alone(engine, prompt, 12)
+    rows = EngineRows(engine)
+    rows.start([prompt])
+    add = replace(rows.add(1, [*prompt[: 2 * size], POISON, 1]), computed=2 * size)
+    results = rows.run([add], [(1, 2)], shared={1: rows.table.block_table(0)[:2].tolist()})
+    assert results.status.tolist() == [RowStatus.OK, RowStatus.NAN]
+    rows.table.occupied[1] = False
+    for _ in range(10):
+        rows.run()
+    assert rows.output(0) == expected
 
 
 def test_a_chunk_that_does_not_sample_reports_nan_at_once(engine: Engine) -> None:

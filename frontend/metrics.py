@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from frontend.session.scheduler_client import ClientStatistics
-from protocol.frontend import GroupLoad, Load
+from protocol.frontend import PRIORITY_CLASSES, GroupLoad, Load
 
 TTFT_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -60,6 +60,16 @@ class SchedulerCollector:
         yield GaugeMetricFamily(
             "headrace_stream_buffer_bytes", "Ids received that slow readers did not take yet", statistics.unread_bytes
         )
+        yield GaugeMetricFamily(
+            "headrace_credit_requests",
+            "Choices that may still be submitted before requests are refused here",
+            max(statistics.credit.requests_left, 0),
+        )
+        yield CounterMetricFamily(
+            "headrace_requests_refused",
+            "Requests refused with 429 for want of credit, before any work on them",
+            statistics.credit.refused,
+        )
         migrations = CounterMetricFamily(
             "headrace_request_migrations", "Choices submitted again, by cause", labels=["kind"]
         )
@@ -83,6 +93,13 @@ def _cell(load: Load) -> Iterable[Metric]:
     yield GaugeMetricFamily("headrace_requests_running", "Requests in a group's slots", load.requests_running)
     yield GaugeMetricFamily("headrace_requests_waiting", "Requests not admitted yet", load.requests_waiting)
     yield GaugeMetricFamily("headrace_queue_tokens", "Prompt tokens of waiting requests", load.waiting_tokens)
+    by_priority = GaugeMetricFamily(
+        "headrace_waiting_by_priority", "Requests not admitted yet, by class of priority", labels=["priority"]
+    )
+    for name, count in zip(PRIORITY_CLASSES, load.waiting_by_priority, strict=False):
+        by_priority.add_metric([name], count)
+    yield by_priority
+    yield CounterMetricFamily("headrace_shed", "Waiting requests that gave way to more urgent ones", load.shed)
 
 
 def _groups(groups: tuple[GroupLoad, ...]) -> Iterable[Metric]:

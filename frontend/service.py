@@ -14,7 +14,7 @@ from frontend.answer.answer_stream import AnswerStream
 from frontend.http.body_room import BodyRoom
 from frontend.http.keys import ANYONE, Caller
 from frontend.metrics import Metrics
-from frontend.request import fields, generation
+from frontend.request import checks, fields, generation
 from frontend.request.prepare import Prepared, Preparer
 from frontend.request.requests import CommonFields
 from frontend.session.scheduler_client import ClientOptions, SchedulerClient
@@ -154,10 +154,10 @@ class Frontend:
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
                 model = await self.client.available()
-                self.client.check_credit()
-                return await self.preparer.in_pool(
-                    lambda: self.preparer.prepare(request, model, caller=caller, deadline=deadline)
-                )
+                with self.client.credit.reserved(checks.choices_of(request), caller.priority_of(request.priority)):
+                    return await self.preparer.in_pool(
+                        lambda: self.preparer.prepare(request, model, caller=caller, deadline=deadline)
+                    )
         except TimeoutError as error:
             raise errors.timed_out("The deadline passed before the request could be submitted.") from error
         finally:

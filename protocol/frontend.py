@@ -54,6 +54,9 @@ class Abort(Wire, frozen=True, tag=3):
     rids: tuple[U64, ...]
 
 
+PRIORITY_CLASSES = ("urgent", "normal", "background")
+"""Priorities below, at and above 0."""
+
 LOWEST_PRIORITY = -100
 """The most urgent one: nothing is displaced by a Submit of it or above."""
 
@@ -229,6 +232,10 @@ class Load(Wire, frozen=True, tag=36):
     waiting_tokens: Count
     frames_dropped: U64
     groups: tuple[GroupLoad, ...]
+    waiting_by_priority: tuple[Count, ...] = ()
+    """Of ``requests_waiting``, by PRIORITY_CLASSES, as their waiting has made them."""
+    shed: U64 = 0
+    """Waiting choices that gave way to more urgent ones, since the scheduler's start."""
 
 
 class ModelUp(Wire, frozen=True, tag=37):

@@ -68,8 +68,8 @@ class Admission:
     def make_room(self, request: Request, now: float) -> list[Request]:
         """What gives way so that a request may wait. Raises SubmitRefused.
 
-        The queue is bounded in choices and in tokens; an empty one takes any single Submit. Into a full one comes who
-        is more urgent than the newest of the least urgent fresh ones. A resume was accepted before and is never
+        The queue of fresh ones is bounded in choices and in tokens; an empty one takes any single Submit. Into a full
+        one comes who is more urgent than the newest of the least urgent. A resume was accepted before and is never
         refused.
         """
         if any(is_returning(sequence) for sequence in request.choices) or self._fits(request):
@@ -79,7 +79,7 @@ class Admission:
             return []
         displaced = self._displaced_by(request)
         if displaced is None:
-            waiting, tokens = self.waiting()
+            waiting, tokens = self._fresh()
             raise SubmitRefused(
                 RejectCode.OVERLOADED,
                 f"{waiting} requests with {tokens} tokens are waiting",
@@ -88,7 +88,7 @@ class Admission:
         return displaced
 
     def _fits(self, request: Request, choices_gone: int = 0, tokens_gone: int = 0) -> bool:
-        waiting, tokens = self.waiting()
+        waiting, tokens = self._fresh()
         waiting, tokens = waiting - choices_gone, tokens - tokens_gone
         return not waiting or (
             waiting + len(request.choices) <= self._settings.max_queue_requests
@@ -124,7 +124,7 @@ class Admission:
 
     def credit(self, session: SessionId | None, now: float) -> Credit:
         """What a frontend may still submit; ``None`` is the whole of it, for nobody in particular."""
-        settings, (waiting, tokens) = self._settings, self.waiting()
+        settings, (waiting, tokens) = self._settings, self._fresh()
         leaving = self._fleet.drain_rate.a_second(now) * WHILE_CHANGING
         requests_free = max(settings.max_queue_requests - waiting, 0) + min(leaving, waiting)
         tokens_free = max(settings.max_queue_tokens - tokens, 0) + min(leaving, waiting) * tokens / max(waiting, 1)
@@ -155,8 +155,12 @@ class Admission:
         for asked in self._asked.values():
             asked.demand *= FORGETTING
 
+    def _fresh(self) -> tuple[int, int]:
+        queues = [model.queue for model in self._fleet.models.values()]
+        return sum(queue.fresh for queue in queues), sum(queue.fresh_tokens for queue in queues)
+
     def waiting(self) -> tuple[int, int]:
-        """(choices, prefill tokens) in the queues."""
+        """(choices, prefill tokens) in the queues, those that ran before included."""
         queues = [model.queue for model in self._fleet.models.values()]
         return sum(map(len, queues)), sum(queue.tokens for queue in queues)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from protocol.frontend import (
+    PRIORITY_CLASSES,
     Abort,
     Credit,
     Finish,
@@ -40,9 +41,6 @@ from scheduler.queue import is_returning
 from scheduler.requests import Request, Sequence, State
 from scheduler.settings import CellSettings
 
-PRIORITY_CLASSES = ("urgent", "normal", "background")
-"""Priorities below, at and above 0, as metrics tell them."""
-
 SPARE_DEADLINES = 1024
 """Deadlines of finished requests are kept up to this many beyond the live ones, then swept."""
 
@@ -54,16 +52,13 @@ class CellStatistics:
     frontends: int
     models: int
     groups: int
+    groups_draining: int
     requests: int
     """Choices without a finish."""
     requests_waiting: int
     waiting_tokens: int
-    waiting_by_priority: dict[str, int]
-    """urgent (below 0), normal, background (above 0): as their waiting has made them."""
     tenants: int
     """With something waiting or running."""
-    shed: int
-    """Choices that gave way in a full queue."""
     queue_timeouts: int
     """Choices refused after they had waited too long."""
     stale_steps: int
@@ -347,6 +342,8 @@ class Cell:
             waiting_tokens=tokens,
             frames_dropped=self.frames_dropped,
             groups=groups,
+            waiting_by_priority=self._waiting_by_priority(),
+            shed=self._admission.shed,
         )
 
     @property
@@ -361,12 +358,11 @@ class Cell:
             frontends=len(self._frontends),
             models=len(self._fleet.models),
             groups=len(self._fleet.groups),
+            groups_draining=sum(group.draining for group in self._fleet.groups.values()),
             requests=sum(map(len, self._frontends.values())),
             requests_waiting=waiting,
             waiting_tokens=tokens,
-            waiting_by_priority=self._waiting_by_priority(),
             tenants=sum(len(model.queue.accounts) for model in self._fleet.models.values()),
-            shed=self._admission.shed,
             queue_timeouts=self._queue_timeouts,
             stale_steps=self._fleet.stale_steps,
             group_losses=self._fleet.losses,
@@ -375,12 +371,12 @@ class Cell:
             rejected={code.name.lower(): count for code, count in self._rejected.items()},
         )
 
-    def _waiting_by_priority(self) -> dict[str, int]:
-        classes = dict.fromkeys(PRIORITY_CLASSES, 0)
+    def _waiting_by_priority(self) -> tuple[int, ...]:
+        classes = [0] * len(PRIORITY_CLASSES)
         for model in self._fleet.models.values():
             for priority, count in model.queue.by_priority.items():
-                classes[PRIORITY_CLASSES[(priority > 0) - (priority < 0) + 1]] += count
-        return classes
+                classes[(priority > 0) - (priority < 0) + 1] += count
+        return tuple(classes)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every unfinished choice is in exactly one place, and every place holds such."""

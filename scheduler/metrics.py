@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protocol.frontend import GroupLoad
+from protocol.frontend import PRIORITY_CLASSES, GroupLoad
 from scheduler.loop import SchedulerStatistics
 
 GROUP_COUNTERS: tuple[tuple[str, str, Callable[[GroupLoad], float]], ...] = (
@@ -35,9 +35,17 @@ class SchedulerCollector(Collector):
         load, cell = statistics.load, statistics.cell
         yield _gauge("requests_running", "Choices that hold a slot of a group.", load.requests_running)
         yield _gauge("requests_waiting", "Choices that wait for a group.", load.requests_waiting)
+        yield _waiting_by_priority(load.waiting_by_priority)
         yield _gauge("waiting_tokens", "Prefill tokens of the waiting choices.", load.waiting_tokens)
         yield _gauge("frontend_sessions", "Frontends in session.", statistics.frontends.sessions)
         yield _gauge("worker_sessions", "Leaders and launchers in session.", statistics.workers.sessions)
+        yield _gauge("tenants", "Tenants with something waiting or running.", cell.tenants)
+        yield _gauge("credit_requests", "Choices that frontends together may still submit.", load.credit.requests)
+        yield _gauge("credit_tokens", "Prompt tokens that frontends together may still submit.", load.credit.tokens)
+        yield _gauge("retry_after_seconds", "What refused clients are told.", load.credit.retry_after_ms / 1000)
+        yield _gauge("groups_draining", "Groups that end what they have and get nothing new.", cell.groups_draining)
+        yield _counter("shed", "Waiting choices that gave way to more urgent ones.", load.shed)
+        yield _counter("queue_timeouts", "Choices refused after they had waited too long.", cell.queue_timeouts)
         yield _counter("frames_dropped", "Frames that were no message.", load.frames_dropped)
         yield _counter("stale_steps", "Step results that answered no outstanding plan.", cell.stale_steps)
         yield _counter("group_losses", "Groups whose session ended.", cell.group_losses)
@@ -45,6 +53,15 @@ class SchedulerCollector(Collector):
         yield _labelled("requests_finished", "Finished choices.", "reason", cell.finished)
         yield _labelled("submits_rejected", "Rejected submits.", "code", cell.rejected)
         yield from _groups(load.groups)
+
+
+def _waiting_by_priority(counts: tuple[int, ...]) -> Metric:
+    family = GaugeMetricFamily(
+        "headrace_waiting_by_priority", "Choices that wait for a group, by class of priority.", labels=["priority"]
+    )
+    for name, count in zip(PRIORITY_CLASSES, counts, strict=True):
+        family.add_metric([name], count)
+    return family
 
 
 def _groups(groups: tuple[GroupLoad, ...]) -> Iterator[Metric]:

@@ -150,6 +150,8 @@ class WaitingQueue:
         """``quantum`` in tokens; ``aging`` in seconds a level, 0 for never."""
         self.tokens = 0
         """Prefill tokens of everything that waits."""
+        self.fresh = self.fresh_tokens = 0
+        """Choices that never ran, and their tokens: what bounds are for."""
         self.accounts = TenantAccounts(quantum)
         self._quantum, self._aging = quantum, aging
         self._levels: dict[int, Level] = {}
@@ -176,7 +178,7 @@ class WaitingQueue:
         """It waits from now on."""
         sequence.state = State.QUEUED
         self._place(sequence, sequence.request.priority, self.accounts.waits(sequence.request.tenant), now)
-        self.tokens += sequence.length
+        self._count(sequence, 1)
         self._news = True
 
     def take_news(self) -> bool:
@@ -190,7 +192,7 @@ class WaitingQueue:
             raise IntegrityError(f"choice {sequence.rid} is not in the queue")
         self._unplace(sequence)
         self.accounts.waits_no_more(sequence.request.tenant)
-        self.tokens -= sequence.length
+        self._count(sequence, -1)
 
     def admit(self, sequence: Sequence) -> None:
         """It starts: its tenant is charged for its prefill, unless it was before."""
@@ -219,6 +221,12 @@ class WaitingQueue:
     def least_urgent(self) -> int | None:
         """The last level with something fresh."""
         return next((priority for priority in reversed(self._priorities) if self._levels[priority].fresh), None)
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        self.tokens += sign * sequence.length
+        if not is_returning(sequence):
+            self.fresh += sign
+            self.fresh_tokens += sign * sequence.length
 
     def _place(self, sequence: Sequence, priority: int, account: Account, now: float) -> None:
         level = self._levels.get(priority)
@@ -263,8 +271,10 @@ class WaitingQueue:
             raise IntegrityError(f"{len(found)} choices stand on levels, {len(self._places)} wait")
         if any(sequence.state is not State.QUEUED or sequence.slot != -1 for sequence in found):
             raise IntegrityError("something in the queue does not wait")
-        if self.tokens != sum(sequence.length for sequence in found):
-            raise IntegrityError(f"{self.tokens} tokens are counted as waiting")
+        fresh = [sequence.length for sequence in found if not is_returning(sequence)]
+        counted = (self.tokens, self.fresh, self.fresh_tokens)
+        if counted != (sum(sequence.length for sequence in found), len(fresh), sum(fresh)):
+            raise IntegrityError(f"{counted} tokens, fresh choices and tokens of these are counted as waiting")
         self.accounts.check_integrity(found)
 
 

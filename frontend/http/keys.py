@@ -49,6 +49,10 @@ class Caller:
     admin: bool = False
     gateway: bool = False
 
+    def priority_of(self, asked: int | None) -> int:
+        """The priority a request runs at: what it asks for, and not before its key's floor."""
+        return max(asked or 0, self.priority_floor)
+
 
 ANYONE = Caller(admin=True)
 """The caller of a server without keys."""

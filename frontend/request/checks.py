@@ -89,7 +89,7 @@ def _check_biases(biases: dict[str, float], vocabulary: int) -> None:
 def prompts_of(request: CompletionRequest, vocabulary: int) -> list[str | list[int]]:
     """The prompts of a completion, one or several, each a text or token ids. Raises ApiError."""
     prompt = request.prompt
-    listed = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], str | list)
+    listed = _is_list_of_prompts(prompt)
     prompts: list[Any] = list(prompt) if listed else [prompt]
     if len(prompts) > MAX_PROMPTS:
         raise errors.invalid_value("prompt", f"'prompt' has {len(prompts)} prompts; expected at most {MAX_PROMPTS}.")
@@ -107,6 +107,17 @@ def prompts_of(request: CompletionRequest, vocabulary: int) -> list[str | list[i
         if isinstance(one, list):
             _check_prompt_ids(one, param, vocabulary)
     return prompts
+
+
+def choices_of(request: CommonFields) -> int:
+    """How many outputs a checked request asks for, over all of its prompts."""
+    if isinstance(request, CompletionRequest) and _is_list_of_prompts(request.prompt):
+        return len(request.prompt) * request.choices
+    return request.choices
+
+
+def _is_list_of_prompts(prompt: str | list[Any]) -> bool:
+    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], str | list)
 
 
 def _check_prompt_ids(prompt: list[Any], param: str, vocabulary: int) -> None:

@@ -140,7 +140,7 @@ class Preparer:
                 max_tokens=made.max_tokens,
                 sampling=sampling,
                 stop_ids=pack_u32(sorted(made.ids)),
-                priority=max(request.priority or 0, caller.priority_floor),
+                priority=caller.priority_of(request.priority),
                 tenant=caller.tenant,
                 salt=salt,
                 block_hashes=pack_hashes(root_hash(salt), tokens, block_size),

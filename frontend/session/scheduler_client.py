@@ -18,12 +18,12 @@ import msgspec
 
 from frontend import errors
 from frontend.answer.feed import ID_BYTES, Cancelled, Feed, PromptScores, Submission
+from frontend.session.credit import CreditAccount, CreditStatistics
 from frontend.session.open_choices import ContradictoryFrame, OpenChoices
 from frontend.session.rejections import error_of
 from protocol import codec
 from protocol.frontend import (
     Abort,
-    Credit,
     Drain,
     Frame,
     Hello,
@@ -75,6 +75,7 @@ class ClientStatistics:
     """By cause: session, gap, rejected."""
     frames_malformed: int
     unread_bytes: int
+    credit: CreditStatistics
 
 
 class SchedulerClient:
@@ -104,7 +105,7 @@ class SchedulerClient:
         self.draining = False
         """The scheduler takes nothing new."""
         self._digest_refusal = ""
-        self._credit = Credit(0, 0)
+        self.credit = CreditAccount()
         self._open = OpenChoices()
         self._changed = asyncio.Event()
         self._absent_since = 0.0
@@ -169,6 +170,7 @@ class SchedulerClient:
             resubmitted=dict(self._resubmitted),
             frames_malformed=self._malformed,
             unread_bytes=sum(len(feed.ids) - feed.read for feed in self._open.all()) * ID_BYTES,
+            credit=self.credit.statistics(),
         )
 
     def open_feeds(self) -> list[Feed]:
@@ -196,11 +198,6 @@ class SchedulerClient:
                 what = "The model is still loading" if self._session else "The scheduler is away"
                 raise errors.unavailable(f"{what}; try again later.") from None
 
-    def check_credit(self) -> None:
-        """Raise ApiError when the queue is known to be full, before any work is spent on a request."""
-        if self._credit.requests < 1 or self._credit.tokens < 1:
-            raise errors.overloaded("The queue is full; try again later.")
-
     # Choices
 
     def submit(self, submission: Submission, seeds: Sequence[int]) -> list[Feed]:
@@ -210,9 +207,7 @@ class SchedulerClient:
         feeds = [Feed(submission, seed, scores) for seed in seeds]
         rids = [self._open.enter(feed) for feed in feeds]
         if self._session and self._registered:
-            self._credit = Credit(
-                max(0, self._credit.requests - len(feeds)), max(0, self._credit.tokens - submission.prompt_tokens)
-            )
+            self.credit.sent(len(feeds), submission.prompt_tokens)
             for feed in feeds:
                 feed.submissions = 1
             self._send(submission.submit(tuple(feed.choice(rid) for feed, rid in zip(feeds, rids, strict=True))))
@@ -247,6 +242,7 @@ class SchedulerClient:
             if feed.submissions:
                 self._resubmitted[cause] += 1
             feed.submissions += 1
+            self.credit.sent(1, feed.submission.prompt_tokens)
             score_prompt = feed.scores is not None and not feed.scores.complete
             self._send(feed.submission.submit((feed.choice(rid),), score_prompt=score_prompt))
 
@@ -281,7 +277,7 @@ class SchedulerClient:
         self._session = session
         self._open.forget_dead()
         self.draining = False
-        self._credit = welcome.credit
+        self.credit.opened(welcome.credit)
         self._registered = False
         assert self._loop is not None
         self._unserved_since = self._loop.time()
@@ -308,7 +304,7 @@ class SchedulerClient:
             self._frame(message, touched)
         elif isinstance(message, Load):
             self.load = message
-            self._credit = message.credit
+            self.credit.granted(message.credit)
         elif isinstance(message, Reject):
             self._rejected(message, touched)
         elif isinstance(message, ModelUp):

@@ -271,3 +271,26 @@ async def test_a_draining_scheduler_lets_what_runs_finish(here: Bench) -> None:
     await here.until_here(lambda: here.frontend.client.draining, "the drain known")
     here.scheduler.open_gates()
     assert (await task)[0] == "abcdef"
+
+
+@pytest.mark.parametrize("priority", [0, 3, 5])
+async def test_without_credit_only_who_displaces_something_comes_in(here: Bench, priority: int) -> None:
+    here.scheduler.broadcast(Load(Credit(0, 0, displaces=4, retry_after_ms=40_000), 0, 0, 0, 0, ()))
+    await here.until_here(lambda: here.frontend.client.load is not None, "the load known")
+    response = await here.post(CHAT, chat(priority=priority))
+    assert (response.status_code, len(here.scheduler.submits)) == ((200, 1) if priority < 4 else (429, 0))
+    assert priority < 4 or 40 <= int(response.headers["retry-after"]) <= 60
+
+
+async def test_a_refusal_for_want_of_credit_renders_and_tokenises_nothing(
+    here: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[object] = []
+    prepare = here.frontend.preparer.prepare
+    monkeypatch.setattr(
+        here.frontend.preparer, "prepare", lambda *given, **more: prepared.append(prepare(*given, **more))
+    )
+    here.scheduler.broadcast(Load(Credit(0, 100), 0, 0, 0, 0, ()))
+    await here.until_here(lambda: here.frontend.client.load is not None, "the load known")
+    assert [(await here.post(CHAT, chat())).status_code for _ in range(5)] == [429] * 5
+    assert not prepared and here.frontend.client.statistics().credit.refused == 5

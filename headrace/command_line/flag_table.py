@@ -127,6 +127,7 @@ ENGINE = (
 LAUNCHER = (
     Flag("launcher", "how ranks are started (ray)", choices=("ray", "local")),
     Flag("groups", "replicas of the model, N or MIN:MAX (1)", metavar="N"),
+    Flag("cache-limit", "what is kept of former models at a start (20GiB)", size, metavar="SIZE"),
     Flag("ray-address", "a running Ray cluster; without one, a private head is started", metavar="ADDRESS"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.command_line.flags import UsageError
+from headrace.model_files.artefact_error import ArtefactError
 from headrace.model_files.artefacts import Artefacts, byte_artefacts, default_model, load_artefacts
+from headrace.model_files.cache import DEFAULT_LIMIT, cache_directory, keep_within
 
 PATH_KEYS = ("engine_script", "step_log", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 ALL_ADDRESSES = "0.0.0.0"
@@ -136,6 +139,12 @@ def artefacts_of(given: Mapping[str, Any]) -> Artefacts:
         download_dir=given.get("download_dir", ""),
         weights=False,
     )
+
+
+def trim_cache(given: Mapping[str, Any]) -> None:
+    """Keep what former models left in the cache within its limit. An unusable cache is for those who need it."""
+    with contextlib.suppress(OSError, ArtefactError):
+        keep_within(cache_directory(), given.get("cache_limit", DEFAULT_LIMIT))
 
 
 def served_names(given: Mapping[str, Any]) -> tuple[str, ...]:

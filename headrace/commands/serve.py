@@ -8,7 +8,7 @@ import sys
 
 from headrace.command_line.flag_table import SERVE
 from headrace.command_line.flags import UsageError
-from headrace.command_line.serve_settings import serve_settings
+from headrace.command_line.serve_settings import serve_settings, trim_cache
 from headrace.commands.common import EXIT_FAILED, EXIT_USAGE, LOG_LEVEL_VARIABLE, complain, parse
 from headrace.model_files.artefact_error import ArtefactError
 from headrace.supervision.announcer import Announcer
@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
     try:
         given = parse("serve", DESCRIPTION, SERVE, arguments)
         os.environ[LOG_LEVEL_VARIABLE] = given.pop("log_level", "warning")
+        trim_cache(given)
         asyncio.run(serve(serve_settings(given, os.environ), announcer))
     except UsageError as error:
         complain(str(error))

@@ -25,12 +25,14 @@ def from_flags(arguments: list[str]) -> Mapping[str, Any]:
         check_installed,
         parse_groups,
         served_names,
+        trim_cache,
         with_model,
     )
 
     given = with_model(parse("workers", DESCRIPTION, WORKERS, arguments))
     check_engine(given)
     check_installed(given)
+    trim_cache(given)
     return {
         "scheduler": DEFAULT_WORKER_BIND,
         "kind": given.get("launcher", "ray"),

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.model_files.artefact_error import ArtefactError
+
+DEFAULT_LIMIT = 20 << 30
+"""Bytes of the whole cache."""
+SPARED_SECONDS = 3600.0
+"""What was used so lately may be in use by a process that starts now."""
 
 
 def cache_directory() -> Path:
@@ -63,6 +71,48 @@ def publish_file(target: Path, content: bytes) -> None:
         Path(name).replace(target)
     except OSError as error:
         raise _unwritable(target, error) from error
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Something in the cache that is of use as a whole: what lies in one of its folders."""
+
+    path: Path
+    size: int
+    used: float
+    """When it was last read or written, as far as the file system tells."""
+
+
+def keep_within(cache: Path, limit: int, *, now: Callable[[], float] = time.time) -> list[Path]:
+    """Remove what was used least recently until the cache has at most ``limit`` bytes; returns what was removed.
+
+    Everything in it can be made again. Files that other processes have mapped stay theirs until they close them.
+    """
+    entries = sorted(_entries(cache), key=lambda entry: entry.used)
+    excess = sum(entry.size for entry in entries) - limit
+    removed: list[Path] = []
+    for entry in entries:
+        if excess <= 0 or entry.used > now() - SPARED_SECONDS:
+            break
+        if entry.path.is_dir():
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            entry.path.unlink(missing_ok=True)
+        excess -= entry.size
+        removed.append(entry.path)
+    return removed
+
+
+def _entries(cache: Path) -> list[_Entry]:
+    found: list[_Entry] = []
+    with contextlib.suppress(OSError):  # others may tidy up at the same time
+        for folder in cache.iterdir():
+            for path in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
+                files = [path, *path.rglob("*")] if path.is_dir() else [path]
+                status = [file.lstat() for file in files]
+                used = max(max(one.st_atime, one.st_mtime) for one in status)
+                found.append(_Entry(path, sum(one.st_blocks * 512 for one in status), used))
+    return found
 
 
 def _unwritable(path: Path, error: OSError) -> ArtefactError:

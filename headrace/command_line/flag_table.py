@@ -134,6 +134,9 @@ LAUNCHER = (
 QUEUE = (
     Flag("max-queue-requests", "requests that may wait (1024)", positive, metavar="N"),
     Flag("max-queue-tokens", "prompt tokens that may wait (1000000)", tokens, metavar="N"),
+    Flag("max-queue-seconds", "longest wait before a request is refused after all (0: any)", number),
+    Flag("priority-aging", "seconds of waiting that are worth one level of priority (10; 0: never)", number),
+    Flag("tenant-quantum", "tokens that a tenant gets whenever its turn comes (2048)", positive, metavar="N"),
     Flag("prefill-stretch", "longest step with decodes and prefill, in times of decodes alone (4; 0: any)", number),
     Flag(
         "long-prefill-token-threshold",

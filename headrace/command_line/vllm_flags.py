@@ -188,7 +188,11 @@ _CACHE = (
 )
 
 _SCHEDULER = (
-    *_group("nothing to choose: requests run by priority, then arrival", "one", "scheduling-policy=fcfs|priority"),
+    *_group(
+        "nothing to choose: requests run by priority, tenants in turn, then arrival",
+        "one",
+        "scheduling-policy=fcfs|priority",
+    ),
     *_group("use --max-num-batched-tokens", "one", "max-num-scheduled-tokens"),
     *_group(f"{NO_SUCH}; prefills share a step's tokens", "one", "max-num-partial-prefills=1"),
     *_group(f"{NO_SUCH}; prefills share a step's tokens", "one", "max-long-partial-prefills=1"),

@@ -15,7 +15,7 @@ import numpy as np
 
 from protocol.logprobs import prompt_records_of_chunk, record_size
 from protocol.packing import pack_u8, pack_u32
-from protocol.worker import Plan, Register, Reset, RowStatus, SchedulerToLeader, StepDone, StepFailed
+from protocol.worker import Plan, Register, Reset, RowStatus, SchedulerToLeader, StepDone, StepFailed, Stop
 from workers.slots import PoolShape, SlotParameters, SlotTable, StepBatch
 
 VOCAB = 97
@@ -96,6 +96,8 @@ class FakeWorker:
             self.resets += 1
             self.plans.clear()
             self.table.reset()
+        elif isinstance(message, Stop):
+            self.plans.clear()
         else:
             assert isinstance(message, Plan), message
             self.plans.append(message)

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from protocol.requests import Sampling
-from protocol.worker import RowStatus
+from protocol.worker import DrainGroup, RowStatus
 from scheduler.settings import CellSettings
 from tests.scheduler.fake_worker import VOCAB, FakeWorker, register
 from tests.scheduler.rig import FakeFrontend, Rig, submit
@@ -45,9 +45,22 @@ FAILURES = [RowStatus.NOT_READY, RowStatus.NAN, RowStatus.EMPTY_SUPPORT, RowStat
 class CellMachine(RuleBasedStateMachine):
     """Frontends, groups and faults at random around one cell."""
 
-    @initialize(shape=st.sampled_from(SHAPES), groups=st.integers(1, 2), seed=st.integers(0, 999))
-    def start(self, shape: dict[str, int], groups: int, seed: int) -> None:
-        self.rig = Rig(CellSettings(max_queue_requests=12, max_queue_tokens=200), seed)
+    @initialize(
+        shape=st.sampled_from(SHAPES),
+        groups=st.integers(1, 2),
+        seed=st.integers(0, 999),
+        queue_seconds=st.sampled_from([0.0, 0.0, 2.0]),
+        aging=st.sampled_from([0.0, 0.5, 10.0]),
+    )
+    def start(self, shape: dict[str, int], groups: int, seed: int, queue_seconds: float, aging: float) -> None:
+        bounds = CellSettings(
+            max_queue_requests=12,
+            max_queue_tokens=200,
+            max_queue_seconds=queue_seconds,
+            priority_aging=aging,
+            tenant_quantum=8,
+        )
+        self.rig = Rig(bounds, seed)
         self.shape = shape
         self.incarnations = 0
         self.next_rid = 1
@@ -75,6 +88,7 @@ class CellMachine(RuleBasedStateMachine):
         min_tokens=st.integers(0, 3),
         alternatives=st.tuples(*[st.sampled_from([-1, -1, 0, 2])] * 2),
         priority=st.integers(-1, 1),
+        tenant=st.sampled_from(["", "a", "b"]),
         remaining_ms=st.one_of(st.none(), st.none(), st.integers(0, 3000)),
         reuses=st.sampled_from([True, True, True, False]),
         salt=st.sampled_from([b"", b"", b"s"]),
@@ -89,6 +103,7 @@ class CellMachine(RuleBasedStateMachine):
         min_tokens: int,
         alternatives: tuple[int, int],
         priority: int,
+        tenant: str,
         remaining_ms: int | None,
         reuses: bool,
         salt: bytes,
@@ -104,6 +119,7 @@ class CellMachine(RuleBasedStateMachine):
             stop=tuple(stops),
             sampling=Sampling(min_tokens=min_tokens, logprobs=alternatives[0], prompt_logprobs=alternatives[1]),
             priority=priority,
+            tenant=tenant,
             remaining_ms=remaining_ms,
             choices=choices,
             seed=1000 * first,
@@ -149,6 +165,16 @@ class CellMachine(RuleBasedStateMachine):
         if relaunch:
             self.launch(worker.registration.group)
 
+    @precondition(lambda self: len(self.rig.workers) > 0)
+    @rule(pick=st.integers(0, 3), remaining_ms=st.sampled_from([0, 500, 5000]))
+    def drains_a_group(self, pick: int, remaining_ms: int) -> None:
+        worker = self.worker(pick)
+        assert worker is not None
+        registration = worker.registration
+        drain = DrainGroup(registration.group, registration.incarnation, remaining_ms)
+        self.rig.cell.drain_group(drain, self.rig.now)
+        self.rig.turn()
+
     @rule(number=st.integers(0, 2))
     def launches_a_group(self, number: int) -> None:
         self.launch(f"g{number}")
@@ -174,8 +200,7 @@ class CellMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "rig"):
             return
-        if not self.rig.workers:
-            self.launch("g0")
+        self.launch("last")  # others may be about to go
         self.rig.run_until_idle()
         self.rig.check_outcomes()
         self.rig.check_at_rest()

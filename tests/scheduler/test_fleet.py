@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from protocol.frontend import FinishReason, ModelDown, ModelUp, RejectCode
-from protocol.worker import GroupDown
-from scheduler.outbox import ToFrontends
+from protocol.worker import DrainGroup, GroupDown, Stop
+from scheduler.outbox import ToFrontends, ToLeader
 from scheduler.settings import CellSettings
 from tests.scheduler.fake_worker import register
 from tests.scheduler.rig import Rig, submit
@@ -141,3 +141,124 @@ def test_a_shorter_context_after_a_relaunch_shortens_what_waits(rig: Rig) -> Non
     rig.run_until_idle()
     assert (frontend.finishes[1].count, frontend.finishes[2].count) == (18, 0)
     rig.check_at_rest()
+
+
+# --------------------------------------------------------------------------------------------------- choice of a group
+
+
+def test_a_cached_prefix_draws_requests_but_not_onto_a_group_that_is_full_of_them(rig: Rig) -> None:
+    """Affinity is worth a step at most: while the other group idles, a shared prefix does not pile up on one."""
+    shape = {"num_blocks": 400, "max_slots": 16, "max_tokens_per_step": 16, "context": 200}
+    groups = {name: rig.group(register(name, n, **shape)) for n, name in enumerate(("g0", "g1"), 1)}
+    frontend = rig.frontend()
+    prefix = list(range(48))
+    rig.submit(frontend, submit(1, [*prefix, 1], max_tokens=1, block_size=4))
+    rig.run_until_idle()
+    home = frontend.started[1]
+    for rid in range(2, 4):
+        rig.submit(frontend, submit(rid, [*prefix, rid], max_tokens=60, block_size=4))
+    assert {frontend.started[2], frontend.started[3]} == {home}, "where its prefix is, while that group has time"
+    for rid in range(4, 30):
+        rig.submit(frontend, submit(rid, [*prefix, rid], max_tokens=60, block_size=4))
+        for worker in groups.values():
+            if worker.plans:
+                rig.step(worker)
+    placed = [frontend.started[rid] for rid in range(2, 30) if rid in frontend.started]
+    assert len(set(placed)) == 2 and placed.count(home) > len(placed) / 2
+    rig.run_until_idle()
+    rig.check_outcomes()
+
+
+def test_newcomers_of_one_turn_see_each_other(rig: Rig) -> None:
+    """What was just admitted counts at once, before any plan or step."""
+    for number in range(4):
+        rig.group(register(f"g{number}", number + 1, max_slots=16))
+    frontend = rig.frontend()
+    for rid in range(1, 17):
+        frontend.expect(submit(rid))
+        rig.cell.submit(frontend.session, submit(rid), rig.now)
+    rig.turn()
+    placed = list(frontend.started.values())
+    assert {placed.count(f"g{number}") for number in range(4)} == {4}
+    rig.run_until_idle()
+
+
+def test_models_do_not_stand_in_each_others_way(rig: Rig) -> None:
+    """One model's queue is full of requests that do not fit; the other model's run on."""
+    rig.group(register("g0", 1, model="a", max_slots=1))
+    busy = rig.group(register("g1", 2, model="b", max_slots=2))
+    frontend = rig.frontend()
+    for rid in range(1, 40):
+        rig.submit(frontend, submit(rid, model="a", max_tokens=30))
+    for rid in range(40, 44):
+        rig.submit(frontend, submit(rid, model="b", max_tokens=3))
+    while busy.plans:
+        rig.step(busy)
+    assert frontend.finishes.keys() == set(range(40, 44))
+    rig.run_until_idle()
+    rig.check_outcomes()
+    rig.check_at_rest()
+
+
+# --------------------------------------------------------------------------------------------------------------- drains
+
+
+def stopped(rig: Rig) -> list[str]:
+    """Reasons of the Stops that were sent."""
+    return [out.message.reason for out in rig.log if isinstance(out, ToLeader) and isinstance(out.message, Stop)]
+
+
+def test_a_group_that_is_to_go_ends_what_it_has_and_gets_nothing_new(rig: Rig) -> None:
+    going, staying = rig.group(register("g0", 1)), rig.group(register("g1", 2))
+    frontend = rig.frontend()
+    for rid in (1, 2):
+        rig.submit(frontend, submit(rid))
+    session, held = rig.session_of(going), [rid for rid, group in frontend.started.items() if group == "g0"]
+    rig.cell.drain_group(DrainGroup("g0", 1, 60_000, "fewer are wanted"), rig.now)
+    rig.turn()
+    (model,) = rig.cell.models()
+    assert held and model.ready_groups == 1 and rig.cell.statistics().groups_draining == 1
+    for rid in range(3, 9):
+        rig.submit(frontend, submit(rid))
+    assert all(group == "g1" for rid, group in frontend.started.items() if rid > 2)
+    assert not rig.ended_leaders
+    rig.run_until_idle()
+    assert stopped(rig) == ["fewer are wanted"] and rig.ended_leaders == [session]
+    statistics = rig.cell.statistics()
+    assert (statistics.groups, statistics.group_losses, statistics.requeues) == (1, 0, 0)
+    assert staying.executed
+    rig.check_outcomes()
+    rig.check_at_rest()
+
+
+def test_what_runs_when_a_drains_time_is_up_goes_on_elsewhere(rig: Rig) -> None:
+    going = rig.group(register("g0", 1))
+    frontend = rig.frontend()
+    rig.submit(frontend, submit(1, max_tokens=20))
+    for _ in range(3):
+        rig.step(going)
+    rig.group(register("g1", 2))
+    rig.cell.drain_group(DrainGroup("g0", 1, 500), rig.now)
+    rig.turn(0.4)
+    assert not stopped(rig)
+    rig.turn(0.2)
+    assert len(stopped(rig)) == 1 and rig.cell.statistics().requeues == 1
+    rig.run_until_idle()
+    rig.check_outcomes()
+    assert rig.cell._frontends[frontend.session] == {} and rig.cell.statistics().group_losses == 0
+
+
+def test_an_idle_group_that_is_to_go_goes_at_once_and_its_model_waits_for_the_next(rig: Rig) -> None:
+    rig.group(register("g0", 1))
+    frontend = rig.frontend()
+    rig.cell.drain_group(DrainGroup("g0", 99, 1000), rig.now)
+    rig.turn()
+    assert not stopped(rig), "another incarnation is meant"
+    rig.cell.drain_group(DrainGroup("g0", 1, 1000), rig.now)
+    rig.turn()
+    assert len(stopped(rig)) == 1 and rig.cell.models()[0].ready_groups == 0
+    rig.submit(frontend, submit(1))
+    assert not frontend.rejects
+    rig.group(register("g0", 2))
+    rig.run_until_idle()
+    rig.check_outcomes()

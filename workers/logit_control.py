@@ -1,4 +1,4 @@
-"""What a request forbids or favours: token biases, allowed ids, bad words. Neutral for slots that ask for nothing."""
+"""A request's logit rules on tensors. Neutral for slots that ask for nothing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.packing import unpack_biases, unpack_u32
 from protocol.requests import Sampling
+from workers.logit_rules import has_rules, read_rules
 from workers.slots import BoolArray, Int32Array, SlotTable
 
 
 @dataclass(frozen=True)
 class _Control:
-    """One slot's, as the tensors that the stages use."""
+    """One slot's rules, as the tensors that the stages use."""
 
     bias_ids: Tensor
     biases: Tensor
@@ -38,7 +38,7 @@ class LogitControl:
 
     def fill(self, slot: int, sampling: Sampling) -> None:
         """A slot has a new sequence."""
-        self._controlled[slot] = bool(sampling.logit_bias or sampling.allowed_ids or sampling.bad_words)
+        self._controlled[slot] = has_rules(sampling)
         self._controls.pop(slot, None)
         if self._controlled[slot]:
             self._controls[slot] = self._read(sampling)
@@ -68,20 +68,17 @@ class LogitControl:
         return [(row, self._controls[int(slots[row])]) for row in rows]
 
     def _read(self, sampling: Sampling) -> _Control:
-        biases = unpack_biases(sampling.logit_bias)
-        biases = biases[biases["id"] < self._vocab_size]
-        words = [unpack_u32(word) for word in sampling.bad_words]
-        words = [word for word in words if len(word) and word.max() < self._vocab_size]
+        rules = read_rules(sampling, self._vocab_size)
         return _Control(
-            bias_ids=self._tensor(biases["id"].astype(np.int64)),
-            biases=self._tensor(biases["bias"].astype(np.float32)),
-            allowed=self._tensor(self._known(unpack_u32(sampling.allowed_ids))) if sampling.allowed_ids else None,
-            forbidden=self._tensor(np.array([word[0] for word in words if len(word) == 1], dtype=np.int64)),
-            endings=tuple((word[:-1].astype(np.int32), int(word[-1])) for word in words if len(word) > 1),
+            bias_ids=self._ids(rules.bias_ids),
+            biases=self._tensor(rules.biases),
+            allowed=None if rules.allowed is None else self._ids(rules.allowed),
+            forbidden=self._ids(rules.forbidden),
+            endings=tuple((word[:-1], int(word[-1])) for word in rules.endings),
         )
 
-    def _known(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-        return ids[ids < self._vocab_size].astype(np.int64)
+    def _ids(self, values: Int32Array) -> Tensor:
+        return self._tensor(values.astype(np.int64))
 
     def _tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device)

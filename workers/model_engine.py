@@ -73,7 +73,7 @@ class ModelEngine:
             sampling = np.flatnonzero(batch.samples)
             positions = batch.context_lengths[sampling]
             sampled = self._sampler.sample(output.logits, batch.slots[sampling], positions, table)
-            prompt_records = judged.records(output.judged)
+            prompt_records = judged.records(output.judged, self._sampler.token_records)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise EngineFault("out_of_memory", _one_line(error), kv_survived=True) from error
         except RuntimeError as error:  # what torch raises for anything that goes wrong in an operation

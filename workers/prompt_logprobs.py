@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from protocol.logprobs import prompt_records_of_chunk
-from workers.logprobs import token_records
-from workers.slots import Int32Array, SlotTable, StepBatch
+from workers.slots import BoolArray, Int32Array, SlotTable, StepBatch
 
 Int64Array = npt.NDArray[np.int64]
+Logits = TypeVar("Logits", bound=Sized)
+Judge = Callable[[Logits, Int32Array, Int64Array], tuple[list[bytes], BoolArray]]
+"""``Sampler.token_records``."""
 
 
 @dataclass
@@ -32,13 +34,13 @@ class JudgedRows:
     broken: list[int] = field(default_factory=list)
     """Rows that judged with numbers that are none; known once ``records`` was called."""
 
-    def records(self, pieces: Iterable[Tensor]) -> list[tuple[int, bytes]]:
+    def records(self, pieces: Iterable[Logits], judge: Judge[Logits]) -> list[tuple[int, bytes]]:
         """(row, its records) from the logits [≤ judged, vocab] of ``tokens_of_step``, which come in pieces."""
         records: list[bytes] = []
         sound: list[bool] = []
         for logits in pieces:
             part = slice(len(records), len(records) + len(logits))
-            found, right = token_records(logits, self.judged[part], self.alternatives[part])
+            found, right = judge(logits, self.judged[part], self.alternatives[part])
             records += found
             sound += right.tolist()
         by_row, at = [], 0

@@ -11,8 +11,6 @@ Logprobs are those of the logits as they come. A row's result depends on its own
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -22,6 +20,7 @@ from protocol.worker import RowStatus
 from workers import noise
 from workers.logit_control import LogitControl
 from workers.logprobs import token_records
+from workers.sampling import Int64Array, Sampled
 from workers.slots import BoolArray, Int32Array, SlotTable
 
 _CANDIDATES = 1024
@@ -32,18 +31,6 @@ _NOISE_AT_ONCE = 1 << 17
 """Values of noise made at once: they stay in a core's cache."""
 
 Float32Array = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Result for the sampling rows, in row order."""
-
-    ids: Int32Array
-    """[rows]; meaningless where status is not OK."""
-    status: npt.NDArray[np.uint8]
-    """[rows] of RowStatus: OK, NAN or EMPTY_SUPPORT"""
-    logprobs: list[bytes]
-    """[rows]: the record of the row's id; empty where none was asked for, meaningless where status is not OK."""
 
 
 class SlotSampling:
@@ -124,6 +111,12 @@ class Sampler:
             ):
                 records[row] = record
         return Sampled(ids, status, records)
+
+    def token_records(
+        self, logits: Tensor, tokens: Int32Array, alternatives: Int64Array
+    ) -> tuple[list[bytes], BoolArray]:
+        """The record of each row's token, and whether the row's numbers are all right."""
+        return token_records(logits, tokens, alternatives)
 
     def _tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._device)

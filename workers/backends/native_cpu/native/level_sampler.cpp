@@ -1,4 +1,4 @@
-// Rows of the sampler in AVX-512: no sort of a whole row, and noise only for tokens that may still win.
+// Rows of the sampler in AVX-512: no row is sorted whole, and noise is made only for tokens that may still win.
 //
 // Sums and products that decide which token is drawn are single fp32 operations in the order of workers/sampler.py and
 // workers/noise.py; the compiler is told not to fuse them.
@@ -14,7 +14,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLargestNoise = 16.64f;  // workers/noise.py
-constexpr int kFirstCandidates = 64;
 constexpr float kBucketsPerUnit = 32;
 
 struct Best {
@@ -89,7 +88,7 @@ inline __m512 negative(__m512 x) {
     return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MIN)));
 }
 
-inline __m512 noise(const NoiseKey &key, __m512i ids) {
+inline __m512 uniform(const NoiseKey &key, __m512i ids) {
     const auto shifted = [](__m512i x, int by) { return _mm512_xor_si512(x, _mm512_srli_epi32(x, by)); };
     __m512i x = _mm512_mullo_epi32(ids, _mm512_set1_epi32(static_cast<int>(0x9E3779B1u)));
     x = shifted(_mm512_xor_si512(x, key.low), 16);
@@ -97,9 +96,10 @@ inline __m512 noise(const NoiseKey &key, __m512i ids) {
     x = shifted(_mm512_xor_si512(x, key.high), 15);
     x = shifted(_mm512_mullo_epi32(x, _mm512_set1_epi32(static_cast<int>(0x846CA68Bu))), 16);
     x = _mm512_or_si512(_mm512_srli_epi32(x, 8), _mm512_set1_epi32(1));
-    const __m512 u = _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(0x1p-24f));
-    return negative(noise_ln(negative(noise_ln(u))));
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(x), _mm512_set1_ps(0x1p-24f));
 }
+
+inline __m512 noise_of(__m512 u) { return negative(noise_ln(negative(noise_ln(u)))); }
 
 // --- What a request asks for ---
 
@@ -169,22 +169,45 @@ void scale(const headrace_sampling_row &row, const float *logits, float top, int
     }
 }
 
-// Draw from all tokens: [padded] scaled logits, the largest of which is 0 at `top`.
-int32_t draw_from_all(const float *scaled, int64_t vocab, const NoiseKey &key, int32_t top) {
-    const float start = _mm512_cvtss_f32(noise(key, _mm512_set1_epi32(top)));
-    __m512 best = _mm512_set1_ps(-kInfinity), bound = _mm512_set1_ps(start);
+// The last token that is kept, in the order by value downwards, equals by id upwards.
+struct Cut {
+    float value = -kInfinity;
+    int32_t id = INT32_MAX;
+
+    bool before(const Cut &other) const { return value > other.value || (value == other.value && id < other.id); }
+    __mmask16 keeps(__m512 values, __m512i ids) const {
+        const __m512 last = _mm512_set1_ps(value);
+        const __mmask16 equal = _mm512_cmp_ps_mask(values, last, _CMP_EQ_OQ);
+        return _mm512_cmp_ps_mask(values, last, _CMP_GT_OQ) | _mm512_mask_cmple_epi32_mask(equal, ids, _mm512_set1_epi32(id));
+    }
+};
+
+// No noise of u is larger than -ln(1 - u), so a score can reach the bound only where 1 - u <= e ** (value - bound).
+// Says where it may, with room for the rounding of the noise: 1 + f is at least 2 ** f for f from 0 to 1.
+inline __mmask16 may_reach(__m512 value, __m512 bound, __m512 u) {
+    const __m512 x = _mm512_mul_ps(_mm512_sub_ps(value, bound), _mm512_set1_ps(1.44269504f));
+    const __m512 whole = _mm512_roundscale_ps(x, 9), rest = _mm512_sub_ps(x, whole);
+    const __m512 most = _mm512_scalef_ps(_mm512_add_ps(rest, _mm512_set1_ps(1.001f)), whole);
+    return _mm512_cmp_ps_mask(_mm512_sub_ps(_mm512_set1_ps(1.0f), u), most, _CMP_LE_OQ);
+}
+
+// Draw from the tokens that `cut` keeps: [padded] scaled logits, the largest of which is 0 at `top`.
+int32_t draw(const float *scaled, int64_t vocab, const NoiseKey &key, int32_t top, const Cut &cut) {
+    __m512 best = _mm512_set1_ps(-kInfinity), bound = noise_of(uniform(key, _mm512_set1_epi32(top)));
     __m512i ids = _mm512_set1_epi32(top);
     for (int64_t i = 0; i < vocab; i += 16) {
         const __m512 value = _mm512_load_ps(scaled + i);
         const __m512 most = _mm512_add_ps(value, _mm512_set1_ps(kLargestNoise));
         if (!_mm512_cmp_ps_mask(most, bound, _CMP_GE_OQ)) continue;
         const __m512i here = ids_from(i);
-        const __m512 score = _mm512_add_ps(noise(key, here), value);
-        const __mmask16 larger = _mm512_cmp_ps_mask(score, best, _CMP_GT_OQ);
-        if (!_mm512_mask_cmp_ps_mask(larger, score, bound, _CMP_GE_OQ)) continue;
+        const __m512 u = uniform(key, here);
+        const __mmask16 possible = may_reach(value, bound, u) & cut.keeps(value, here);
+        if (!possible) continue;
+        const __m512 score = _mm512_add_ps(noise_of(u), value);
+        const __mmask16 larger = _mm512_mask_cmp_ps_mask(possible, score, best, _CMP_GT_OQ);
         best = _mm512_mask_mov_ps(best, larger, score);
         ids = _mm512_mask_mov_epi32(ids, larger, here);
-        bound = _mm512_max_ps(bound, _mm512_set1_ps(_mm512_reduce_max_ps(score)));
+        bound = _mm512_max_ps(bound, _mm512_set1_ps(_mm512_mask_reduce_max_ps(possible, score)));
     }
     return over_lanes(best, ids).id;
 }
@@ -203,17 +226,22 @@ inline __m512d exponential(__m512d x) {
 inline __m512d low_half(__m512 x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 inline __m512d high_half(__m512 x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 
-// The sum of e ** (x - top) in double precision, in one order.
-double sum_of_exponentials(const float *x, int64_t count, float top) {
-    constexpr float kNothing = -50;  // a vocabulary of these is lost beside the 1 of the largest
+// The sum of e ** (x - top) over what `cut` keeps, in double precision and one order.
+double sum_of_exponentials(const float *x, int64_t count, float top, const Cut &cut = {}) {
+    const float nothing = top - 50;  // a vocabulary of these is lost beside the 1 of the largest
+    const __m512 least = _mm512_set1_ps(std::max(nothing, cut.value));
     const __m512d shift = _mm512_set1_pd(top);
     __m512d low = _mm512_setzero_pd(), high = _mm512_setzero_pd();
     for (int64_t i = 0; i < count; i += 16) {
         const __m512 value = load_or(-kInfinity, x, i, count);
-        if (!_mm512_cmp_ps_mask(value, _mm512_set1_ps(top + kNothing), _CMP_GT_OQ)) continue;
+        if (!_mm512_cmp_ps_mask(value, least, _CMP_GE_OQ)) continue;
+        const __mmask16 kept = cut.keeps(value, ids_from(i));
         const __m512 sound = _mm512_max_ps(value, _mm512_set1_ps(top - 1000));
-        low = _mm512_add_pd(low, exponential(_mm512_sub_pd(low_half(sound), shift)));
-        high = _mm512_add_pd(high, exponential(_mm512_sub_pd(high_half(sound), shift)));
+        const auto add = [&](__m512d sum, __mmask8 mask, __m512d half) {
+            return _mm512_mask_add_pd(sum, mask, sum, exponential(_mm512_sub_pd(half, shift)));
+        };
+        low = add(low, static_cast<__mmask8>(kept), low_half(sound));
+        high = add(high, static_cast<__mmask8>(kept >> 8), high_half(sound));
     }
     return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
 }
@@ -223,109 +251,106 @@ inline __m512i buckets_of(__m512 scaled) {
     return _mm512_cvttps_epi32(_mm512_min_ps(depth, _mm512_set1_ps(kBuckets - 1)));
 }
 
-void count_buckets(const float *scaled, int64_t vocab, uint32_t *histogram) {
-    std::fill_n(histogram, kBuckets, 0u);
-    for (int64_t i = 0; i < vocab; i += 16) {
-        const __m512 value = _mm512_load_ps(scaled + i);
-        __mmask16 finite = _mm512_cmp_ps_mask(value, _mm512_set1_ps(-kInfinity), _CMP_GT_OQ);
-        if (!finite) continue;
-        alignas(64) int32_t buckets[16];
-        _mm512_store_si512(buckets, buckets_of(value));
-        for (; finite; finite &= finite - 1) histogram[buckets[__builtin_ctz(finite)]]++;
-    }
-}
-
-// Candidates in order, by value downwards, equals by id upwards.
-class Candidates {
+// Tokens sorted roughly, by how far they lie below the largest: only the bucket where a cut falls is put in order.
+class Buckets {
 public:
-    Candidates(const float *scaled, int64_t vocab, SamplerScratch &scratch) : scaled_(scaled), vocab_(vocab), scratch_(scratch) {
-        count_buckets(scaled, vocab, scratch.histogram);
-        for (int bucket = 0; bucket < kBuckets; bucket++) finite_ += scratch.histogram[bucket];
+    // [padded] scaled logits, 0 at most; tokens from `least` on.
+    Buckets(const float *scaled, int64_t vocab, float least, bool weighted, SamplerScratch &scratch)
+        : scaled_(scaled), vocab_(vocab), scratch_(scratch) {
+        std::fill_n(scratch.counts_in, kBuckets, 0u);
+        std::fill_n(scratch.weights_in, kBuckets, 0.0);
+        for (int64_t i = 0; i < vocab; i += 16) {
+            const __m512 value = _mm512_load_ps(scaled + i);
+            __mmask16 in = _mm512_cmp_ps_mask(value, _mm512_set1_ps(-kInfinity), _CMP_GT_OQ);
+            in &= _mm512_cmp_ps_mask(value, _mm512_set1_ps(least), _CMP_GE_OQ);
+            if (!in) continue;
+            alignas(64) int32_t buckets[16];
+            alignas(64) double weights[16];
+            _mm512_store_si512(buckets, buckets_of(value));
+            if (weighted) {
+                const __m512 sound = _mm512_max_ps(value, _mm512_set1_ps(-700.0f));
+                _mm512_store_pd(weights, exponential(low_half(sound)));
+                _mm512_store_pd(weights + 8, exponential(high_half(sound)));
+            }
+            for (; in; in &= in - 1) {
+                const int lane = __builtin_ctz(in);
+                scratch.counts_in[buckets[lane]]++;
+                if (weighted) scratch.weights_in[buckets[lane]] += weights[lane];
+            }
+        }
     }
 
-    // Every token that is not minus infinity.
-    int64_t finite() const { return finite_; }
+    // Keeps the `most` largest.
+    Cut by_rank(int64_t most) {
+        int64_t held = 0;
+        for (int bucket = 0; bucket < kBuckets; bucket++) {
+            const int64_t more = scratch_.counts_in[bucket];
+            if (held + more < most) {
+                held += more;
+                continue;
+            }
+            order(bucket);
+            return at(most - held - 1);
+        }
+        return {};
+    }
 
-    // The largest of them, at least `wanted` if there are so many; returns how many.
-    int64_t take(int64_t wanted) {
-        int last = 0;
-        int64_t held = scratch_.histogram[0];
-        while (held < wanted && last < kBuckets - 1) held += scratch_.histogram[++last];
+    // Keeps those that have less than `limit` of weight before them, and the first.
+    Cut by_weight(double limit) {
+        double before = 0;
+        for (int bucket = 0; bucket < kBuckets; bucket++) {
+            if (!scratch_.counts_in[bucket]) continue;
+            if (before + scratch_.weights_in[bucket] < limit) {
+                before += scratch_.weights_in[bucket];
+                continue;
+            }
+            const int64_t count = order(bucket);
+            int64_t kept = 1;
+            for (double sum = before + weight(0); kept < count && sum < limit; kept++) sum += weight(kept);
+            return at(kept - 1);
+        }
+        return {};
+    }
+
+private:
+    // Puts a bucket's tokens in order; returns how many.
+    int64_t order(int bucket) {
         int64_t count = 0;
         for (int64_t i = 0; i < vocab_; i += 16) {
             const __m512 value = _mm512_load_ps(scaled_ + i);
             __mmask16 in = _mm512_cmp_ps_mask(value, _mm512_set1_ps(-kInfinity), _CMP_GT_OQ);
-            in &= _mm512_cmple_epi32_mask(buckets_of(value), _mm512_set1_epi32(last));
+            in = _mm512_mask_cmpeq_epi32_mask(in, buckets_of(value), _mm512_set1_epi32(bucket));
             for (; in; in &= in - 1) scratch_.order[count++] = sortable(static_cast<int32_t>(i + __builtin_ctz(in)));
         }
         std::sort(scratch_.order, scratch_.order + count);
-        for (int64_t i = 0; i < count; i++) {
-            scratch_.ids[i] = static_cast<int32_t>(scratch_.order[i]);
-            scratch_.values[i] = scaled_[scratch_.ids[i]];
-        }
         return count;
     }
-
-private:
     // Scaled logits are 0 or negative, so that their bits, the sign aside, grow as they fall.
     uint64_t sortable(int32_t id) const {
         uint32_t bits;
         memcpy(&bits, scaled_ + id, 4);
         return static_cast<uint64_t>(bits & 0x7fffffff) << 32 | static_cast<uint32_t>(id);
     }
+    Cut at(int64_t index) const {
+        const auto id = static_cast<int32_t>(scratch_.order[index]);
+        return {scaled_[id], id};
+    }
+    double weight(int64_t index) const { return std::exp(static_cast<double>(at(index).value)); }
 
     const float *scaled_;
     const int64_t vocab_;
     SamplerScratch &scratch_;
-    int64_t finite_ = 0;
 };
 
-// How many of the ordered values [count] are kept: those before a token have less than `mass` of `total`. The first is
-// always kept.
-int64_t kept_by_mass(const float *values, int64_t count, double mass, double total) {
-    if (mass >= 1) return count;
-    const double limit = mass * total;
-    double sum = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const double weight = std::exp(static_cast<double>(values[i]));
-        sum += weight;
-        if (i && !(sum - weight < limit)) return i;
-    }
-    return count;
-}
-
-double sum_of_weights(const float *values, int64_t count) {
-    double sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += std::exp(static_cast<double>(values[i]));
-    return sum;
-}
-
-int32_t draw_from_top(const headrace_sampling_row &row, const float *scaled, int64_t vocab, const NoiseKey &key,
-                      SamplerScratch &scratch) {
-    Candidates candidates(scaled, vocab, scratch);
-    const bool ranked = row.top_k > 0 && row.top_k < vocab;
-    const int64_t most = ranked ? row.top_k : vocab;
-    const double mass = row.top_p;
-    double total = ranked || mass >= 1 ? 0 : sum_of_exponentials(scaled, vocab, 0);
-    int64_t kept = 0;
-    for (int64_t wanted = ranked ? most : kFirstCandidates;; wanted *= 8) {
-        const int64_t all = candidates.take(wanted), count = std::min(all, most);
-        if (ranked && mass < 1) total = sum_of_weights(scratch.values, count);
-        kept = kept_by_mass(scratch.values, count, mass, total);
-        if (kept < count || count == most || all == candidates.finite()) break;
-    }
-    __m512 best = _mm512_set1_ps(-kInfinity);
-    __m512i ids = _mm512_set1_epi32(INT32_MAX);
-    for (int64_t i = 0; i < kept; i += 16) {
-        const __mmask16 mask = lanes(kept - i);
-        const __m512i here = _mm512_maskz_loadu_epi32(mask, scratch.ids + i);
-        const __m512 score = _mm512_add_ps(noise(key, here), _mm512_maskz_loadu_ps(mask, scratch.values + i));
-        __mmask16 better = _mm512_mask_cmp_ps_mask(mask, score, best, _CMP_GT_OQ);
-        better |= _mm512_mask_cmp_ps_mask(mask, score, best, _CMP_EQ_OQ) & _mm512_cmplt_epi32_mask(here, ids);
-        best = _mm512_mask_mov_ps(best, better, score);
-        ids = _mm512_mask_mov_epi32(ids, better, here);
-    }
-    return over_lanes(best, ids).id;
+Cut cut_of(const headrace_sampling_row &row, const float *scaled, int64_t vocab, SamplerScratch &scratch) {
+    Cut cut;
+    if (row.top_k > 0 && row.top_k < vocab) cut = Buckets(scaled, vocab, -kInfinity, false, scratch).by_rank(row.top_k);
+    if (!(row.top_p < 1)) return cut;
+    const double mass = row.top_p, total = sum_of_exponentials(scaled, vocab, 0, cut);
+    // What all tokens below this weigh together is too little for one of them to be kept.
+    const auto spare = static_cast<float>(std::log((1 - mass) * total / static_cast<double>(vocab))) - 0.01f;
+    const Cut other = Buckets(scaled, vocab, std::max(spare, cut.value), true, scratch).by_weight(mass * total);
+    return other.before(cut) ? other : cut;
 }
 
 // --- Records ---
@@ -372,9 +397,8 @@ uint8_t sample_row(const headrace_sampling_row &row, const float *logits, int64_
     id = top.id;
     if (!(row.temperature > 0)) return HEADRACE_ROW_OK;
     scale(row, changed, top.value, vocab, scratch.scaled);
-    const NoiseKey key = key_of(row.seed, row.position);
-    const bool cut = (row.top_k > 0 && row.top_k < vocab) || row.top_p < 1;
-    id = cut ? draw_from_top(row, scratch.scaled, vocab, key, scratch) : draw_from_all(scratch.scaled, vocab, key, top.id);
+    const Cut cut = cut_of(row, scratch.scaled, vocab, scratch);
+    id = draw(scratch.scaled, vocab, key_of(row.seed, row.position), top.id, cut);
     return HEADRACE_ROW_OK;
 }
 

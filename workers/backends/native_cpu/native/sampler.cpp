@@ -16,20 +16,19 @@ struct headrace_sampler {
 
     bool allocate() {
         const size_t padded = (static_cast<size_t>(vocab) + 15) / 16 * 16;
-        const size_t bytes = padded * (4 * sizeof(float) + 2 * sizeof(int32_t) + sizeof(uint64_t)) + kBuckets * sizeof(uint32_t);
+        const size_t bytes = padded * (2 * sizeof(float) + 2 * sizeof(int32_t) + sizeof(uint64_t)) + kBuckets * 12;
         for (size_t thread = 0; thread < scratch.size(); thread++) {
             if (!memory[thread].allocate(bytes)) return false;
             auto *at = memory[thread].data();
             const auto take = [&](size_t count) { auto *taken = at; at += count; return taken; };
             SamplerScratch &own = scratch[thread];
             own.order = reinterpret_cast<uint64_t *>(take(padded * sizeof(uint64_t)));
+            own.weights_in = reinterpret_cast<double *>(take(kBuckets * sizeof(double)));
             own.logits = reinterpret_cast<float *>(take(padded * sizeof(float)));
             own.scaled = reinterpret_cast<float *>(take(padded * sizeof(float)));
-            own.values = reinterpret_cast<float *>(take(padded * sizeof(float)));
-            own.ids = reinterpret_cast<int32_t *>(take(padded * sizeof(int32_t)));
             own.counts = reinterpret_cast<int32_t *>(take(padded * sizeof(int32_t)));
             own.touched = reinterpret_cast<int32_t *>(take(padded * sizeof(int32_t)));
-            own.histogram = reinterpret_cast<uint32_t *>(take(kBuckets * sizeof(uint32_t)));
+            own.counts_in = reinterpret_cast<uint32_t *>(take(kBuckets * sizeof(uint32_t)));
             std::fill_n(own.counts, vocab, -1);
         }
         return true;

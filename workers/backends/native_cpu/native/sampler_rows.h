@@ -14,10 +14,9 @@ struct SamplerScratch {
     float *scaled;       // [padded]
     int32_t *counts;     // [vocab] how often an id is in the output; -1: not in the sequence
     int32_t *touched;    // [vocab] ids whose count is not -1
-    uint64_t *order;     // [vocab] candidates, to be sorted
-    float *values;       // [padded] candidates in order
-    int32_t *ids;        // [padded]
-    uint32_t *histogram; // [kBuckets]
+    uint64_t *order;     // [vocab] tokens of one bucket, to be sorted
+    double *weights_in;  // [kBuckets]
+    uint32_t *counts_in; // [kBuckets]
 };
 
 // The id of a row; returns its status.

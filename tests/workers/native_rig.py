@@ -1,0 +1,16 @@
+"""The native library for tests; those that need it are skipped where it cannot be had."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.backends.native_cpu.errors import NativeCpuUnavailable
+from workers.backends.native_cpu.library import NativeLibrary, load_library
+
+
+def native_library() -> NativeLibrary:
+    """Built once for all runs: it is kept in the user's cache, not in the tests'."""
+    try:
+        return load_library()
+    except NativeCpuUnavailable as error:
+        pytest.skip(f"no native library here: {error}")

@@ -180,6 +180,12 @@ class Frame(Wire, frozen=True, tag=34):
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
+class Frames(Wire, frozen=True, tag=40):
+    """Frames of several steps that came within one turn of the scheduler, in order: one wake-up for all of them."""
+
+    frames: tuple[Frame, ...]
+
+
 class RejectCode(IntEnum):
     """Why a Submit was not taken."""
 
@@ -258,4 +264,4 @@ class Drain(Wire, frozen=True, tag=39):
 
 
 FrontendToScheduler = Hello | Submit | Abort | Ping
-SchedulerToFrontend = Welcome | Unwelcome | Frame | Reject | Load | ModelUp | ModelDown | Pong | Drain
+SchedulerToFrontend = Welcome | Unwelcome | Frame | Frames | Reject | Load | ModelUp | ModelDown | Pong | Drain

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from protocol import codec
 from protocol.base import Wire
 from protocol.codec import Decoder, FrameError, encode
-from protocol.frontend import Abort, Drain, FrontendToScheduler, Hello, Submit, Welcome
+from protocol.frontend import Abort, Drain, Frame, Frames, FrontendToScheduler, Hello, Submit, Welcome
 from protocol.ids import SessionId
 from protocol.session import Ping, Pong, Unwelcome
 from protocol.transport import Sent, Transport, TransportStatistics
@@ -166,6 +166,17 @@ class FrontendDoor(Door[FrontendToScheduler]):
     def __init__(self, transport: Transport, cell: Cell, peer_timeout: float) -> None:
         super().__init__(transport, codec.frontend_to_scheduler, cell, peer_timeout)
         self._drain_ends: float | None = None
+        self._held: dict[SessionId, list[Frame]] = {}
+
+    def hold(self, session: SessionId, frame: Frame) -> None:
+        """Send a frame soon, together with what else comes for the same frontend until then."""
+        self._held.setdefault(session, []).append(frame)
+
+    def release(self, now: float) -> None:
+        """Send what was held, as one message a frontend: each send wakes up a thread here and a process there."""
+        held, self._held = self._held, {}
+        for session, frames in held.items():
+            self.send(session, frames[0] if len(frames) == 1 else Frames(tuple(frames)), now)
 
     def start_draining(self, ends: float, now: float) -> None:
         """Tell every frontend, and those that come later, that nothing new is taken."""

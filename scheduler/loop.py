@@ -3,7 +3,8 @@
 ::
 
     poll ─► frontends' messages ─► workers' messages ─► cell.advance ─► send ─► poll …
-                                        └ each StepDone's plan leaves before the next message is read
+                                        └ each StepDone's plan leaves before the next message is read;
+                                          its frames wait for those of the turn's other steps
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from protocol.frontend import Load
+from protocol.frontend import Frame, Load
 from protocol.ids import Epoch, random_u64
 from protocol.keys import PeerRole, listener_security
 from protocol.transport import Transport, TransportOptions
@@ -38,6 +39,9 @@ LONGEST_SLEEP = 0.25
 BACKLOG_SLEEP = 0.005
 """Seconds, while a peer does not take its frames: a ROUTER cannot say which peer has become writable."""
 
+
+LONGEST_HOLD = 0.004
+"""Seconds that a frame may wait, in a turn with many steps, for others that go to the same frontend."""
 
 MESSAGES_A_TURN = 256
 """Most messages read from one socket before the other has its turn."""
@@ -153,15 +157,20 @@ class SchedulerLoop:
         for _ in range(MESSAGES_A_TURN):
             if not self.frontends.receive(now):
                 break
+        release_at = now + LONGEST_HOLD
         for _ in range(MESSAGES_A_TURN):
             if not self.workers.receive(now):
                 break
             self._deliver(now)
+            if (later := self._clock()) >= release_at:
+                self.frontends.release(later)
+                release_at = later + LONGEST_HOLD
         self.frontends.housekeep(now)
         self.workers.housekeep(now)
         self.cell.frames_dropped = self.frontends.frames_dropped + self.workers.frames_dropped
         self.cell.advance(now)
         self._deliver(now)
+        self.frontends.release(now)
         if now >= self._next_publication:
             self._next_publication = now + LONGEST_SLEEP
             self._published = self.statistics()
@@ -195,10 +204,14 @@ class SchedulerLoop:
             self.workers.send(outgoing.session, outgoing.message, now)
         elif isinstance(outgoing, StepFrames):
             for session_id, frame in outgoing.build():
-                self.frontends.send(session_id, frame, now)
+                self.frontends.hold(session_id, frame)
+        elif isinstance(outgoing, ToFrontend) and isinstance(outgoing.message, Frame):
+            self.frontends.hold(outgoing.session, outgoing.message)
         elif isinstance(outgoing, ToFrontend):
+            self.frontends.release(now)
             self.frontends.send(outgoing.session, outgoing.message, now)
         elif isinstance(outgoing, ToFrontends):
+            self.frontends.release(now)
             self.frontends.broadcast(Kind.FRONTEND, outgoing.message, now)
         elif isinstance(outgoing, ToLaunchers):
             self.workers.broadcast(Kind.LAUNCHER, outgoing.message, now)

@@ -26,6 +26,7 @@ from protocol.frontend import (
     Abort,
     Drain,
     Frame,
+    Frames,
     Hello,
     Load,
     ModelDown,
@@ -302,6 +303,9 @@ class SchedulerClient:
     def _received(self, message: Any, touched: dict[Feed, None]) -> None:
         if isinstance(message, Frame):
             self._frame(message, touched)
+        elif isinstance(message, Frames):
+            for frame in message.frames:
+                self._frame(frame, touched)
         elif isinstance(message, Load):
             self.load = message
             self.credit.granted(message.credit)

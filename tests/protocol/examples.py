@@ -13,6 +13,7 @@ from protocol.frontend import (
     Finish,
     FinishReason,
     Frame,
+    Frames,
     GroupLoad,
     Hello,
     Limits,
@@ -95,6 +96,7 @@ TO_FRONTEND: tuple[Wire, ...] = (
         b"l",
         (PromptLogprobs(BIG, 1, b"p"),),
     ),
+    Frames((Frame("g0", 7, pack_u64([1]), pack_u32([0]), pack_u8([1]), pack_u32([11])), Frame("", 0))),
     Reject((1, 2), RejectCode.OVERLOADED, "full", 900),
     Load(
         Credit(1, 2, 3, 4, 5, 6),

@@ -13,7 +13,7 @@ import zmq
 from protocol import codec
 from protocol.base import Wire
 from protocol.codec import Decoder, encode
-from protocol.frontend import Hello, Welcome
+from protocol.frontend import Frame, Frames, Hello, Welcome
 from protocol.keys import NullSecurity
 from protocol.session import Ping, Pong
 from protocol.transport import Transport
@@ -42,6 +42,8 @@ class Peer:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, decoder: Decoder[Any]) -> None:
         self.transport = Transport.connect(address, security=NullSecurity(), context=context)
         self._decoder = decoder
+        self._unread: list[Frame] = []
+        """Frames that came together with one that was read."""
 
     def send(self, *messages: Wire | bytes) -> None:
         for message in messages:
@@ -49,10 +51,15 @@ class Peer:
             self.transport.send(message if isinstance(message, bytes) else encode(message))
 
     def next(self) -> Any:
+        if self._unread:
+            return self._unread.pop(0)
         assert self.transport.socket.poll(WAIT_MS), "nothing arrived"
         received = self.transport.receive()
         assert received is not None
-        return self._decoder.decode(received[1])
+        message = self._decoder.decode(received[1])
+        if isinstance(message, Frames):
+            message, *self._unread = message.frames
+        return message
 
     def next_of(self, *kinds: type) -> Any:
         """Skips what comes by itself: loads, and what the test did not ask for."""

@@ -7,7 +7,7 @@ code, so their counts are the ``usage.prompt_tokens`` of the same request.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from starlette.responses import Response
@@ -115,7 +115,12 @@ class TokenWork(Response):
 
 async def tokenize(frontend: Frontend, body: bytes) -> Tokenized:
     """The ids of a prompt or of a conversation."""
-    request = await _read(frontend, body, TokenizeChatRequest if _has_messages(body) else TokenizeTextRequest)
+    has_messages = (
+        _has_messages(body)
+        if len(body) <= INLINE_BODY
+        else await frontend.preparer.in_pool(lambda: _has_messages(body))
+    )
+    request = await _read(frontend, body, TokenizeChatRequest if has_messages else TokenizeTextRequest)
     ids = await frontend.preparer.in_pool(lambda: _one_prompt(frontend, request))
     assert isinstance(request, TokenizeChatRequest | TokenizeTextRequest)
     shown = None if request.return_token_strs is False else _vocabulary_strings(frontend, ids)
@@ -169,9 +174,12 @@ async def _read(frontend: Frontend, body: bytes, kind: type[CommonFields]) -> Co
     return work() if len(body) <= INLINE_BODY else await frontend.preparer.in_pool(work)
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _Probe(msgspec.Struct):
-    messages: Any = None
-    prompt: Any = None
+    messages: msgspec.Raw = _NULL
+    prompt: msgspec.Raw = _NULL
 
 
 def _has_messages(body: bytes) -> bool:
@@ -180,9 +188,9 @@ def _has_messages(body: bytes) -> bool:
         probe = msgspec.json.decode(body, type=_Probe)
     except (msgspec.DecodeError, RecursionError, ValueError):
         return False
-    if probe.messages is not None and probe.prompt is not None:
+    if probe.messages != _NULL and probe.prompt != _NULL:
         raise errors.invalid_value("prompt", "Give either 'messages' or 'prompt', not both.")
-    return probe.messages is not None
+    return probe.messages != _NULL
 
 
 def _one_prompt(frontend: Frontend, request: CommonFields) -> list[int]:

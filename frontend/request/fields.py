@@ -25,6 +25,8 @@ MAX_IGNORED_NAME = 64
 TYPO_DISTANCE = 2
 MAX_JUDGED = 32
 """Unknown fields looked at for a typo; a body with more has the rest ignored unread."""
+MAX_CONTAINERS = 100_000
+"""Arrays and objects of a body: millions of empty ones fit in one, and to make them would stop every other answer."""
 SHOWN = 64
 """Characters of a refused value shown in a message."""
 
@@ -123,12 +125,29 @@ def ignored_header(names: list[str]) -> str:
 def _decode(body: bytes) -> Any:
     if not body.strip():
         raise errors.ApiError(400, "The body is empty; send a JSON object.", code="invalid_json")
+    _check_size(body)
     try:
         return msgspec.json.decode(body)
     except RecursionError as error:
         raise _too_deep() from error
     except (msgspec.DecodeError, ValueError) as error:
         raise errors.ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from error
+
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""A JSON string, also one that does not end: each byte of a body is looked at once."""
+
+
+def count_containers(body: bytes) -> int:
+    """Arrays and objects in JSON, without parsing it."""
+    outside = _STRING.sub(b"", body)
+    return outside.count(b"[") + outside.count(b"{")
+
+
+def _check_size(body: bytes) -> None:
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets > MAX_CONTAINERS and count_containers(body) > MAX_CONTAINERS:
+        raise errors.ApiError(400, f"The body has more than {MAX_CONTAINERS} arrays and objects.", code="invalid_value")
 
 
 def _too_deep() -> errors.ApiError:

@@ -120,6 +120,27 @@ async def test_what_is_no_json_is_a_400(here: Bench, body: bytes) -> None:
         check(await here.client.post(path, content=body, headers=JSON), 400, BAD, "invalid_json", None)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" + b"[]," * 2_000_000 + b"0]",
+        b"[" + b"{}," * 100_000 + b"0]",
+        b'{"a":' + b"[[[]]]," * 40_000,
+        b'"\\""' + b",[" * 200_000 + b'"' + b'\\"' * 500_000,
+    ],
+)
+async def test_a_body_of_too_many_values_is_refused_before_any_is_made(here: Bench, value: bytes) -> None:
+    for path in (CHAT, COMPLETIONS, "/v1/tokenize", "/v1/detokenize", "/v1/chat/completions/render"):
+        body = b'{"model":"llama-8b","metadata":' + value + b"}"
+        message = check(await here.client.post(path, content=body, headers=JSON), 400, BAD, "invalid_value", None)
+        assert "100000 arrays and objects" in message
+
+
+async def test_brackets_in_text_are_no_values(here: Bench) -> None:
+    text = '{"[' * 60_000 + '\\"[{' * 60_000
+    assert (await here.post("/v1/tokenize", {"prompt": text})).json()["count"] == len(text)
+
+
 @pytest.mark.parametrize("body", [b"[]", b"3", b'"x"', b"null", b"true"])
 async def test_a_body_that_is_no_object_is_a_400(here: Bench, body: bytes) -> None:
     check(await here.client.post(CHAT, content=body, headers=JSON), 400, BAD, "invalid_type", None)

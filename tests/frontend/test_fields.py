@@ -130,6 +130,28 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
+awkward = st.recursive(
+    st.text(alphabet='"\\[{x\n/é', max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='"\\[{', max_size=3), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def containers(value: Any) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + sum(map(containers, value)) if isinstance(value, list) else 0
+
+
+@given(awkward, st.integers(0, 40))
+def test_containers_are_counted_without_parsing_whatever_stands_in_strings(value: Any, cut: int) -> None:
+    data = msgspec.json.encode(value)
+    assert fields.count_containers(data) == containers(value)
+    assert fields.count_containers(data[:cut]) <= containers(value)
+
+
 known_names = st.sampled_from(sorted({*fields.table_of(ChatRequest).rules, *fields.table_of(CompletionRequest).rules}))
 
 

@@ -112,7 +112,12 @@ def _groups(groups: tuple[GroupLoad, ...]) -> Iterable[Metric]:
     )
     totals = {
         "preemptions": CounterMetricFamily("headrace_preemptions", "Requests preempted", labels=["group"]),
-        "prompt_tokens": CounterMetricFamily("headrace_prompt_tokens", "Prompt tokens computed", labels=["group"]),
+        "prompt_tokens": CounterMetricFamily(
+            "headrace_prompt_tokens", "Prompt tokens of admitted requests", labels=["group"]
+        ),
+        "cached_tokens": CounterMetricFamily(
+            "headrace_cached_prompt_tokens", "Of these, found in the prefix cache", labels=["group"]
+        ),
         "generation_tokens": CounterMetricFamily("headrace_generation_tokens", "Tokens generated", labels=["group"]),
         "steps": CounterMetricFamily("headrace_steps", "Steps run", labels=["group"]),
         "step_seconds": CounterMetricFamily("headrace_step_seconds", "Seconds spent in steps", labels=["group"]),
@@ -127,6 +132,7 @@ def _groups(groups: tuple[GroupLoad, ...]) -> Iterable[Metric]:
         waiting.add_metric([group.group], group.requests_waiting)
         totals["preemptions"].add_metric([group.group], group.preemptions)
         totals["prompt_tokens"].add_metric([group.group], group.prompt_tokens)
+        totals["cached_tokens"].add_metric([group.group], group.cached_tokens)
         totals["generation_tokens"].add_metric([group.group], group.generation_tokens)
         totals["steps"].add_metric([group.group], group.steps)
         totals["step_seconds"].add_metric([group.group], group.step_us / 1e6)

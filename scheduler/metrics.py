@@ -15,6 +15,7 @@ from scheduler.loop import SchedulerStatistics
 GROUP_COUNTERS: tuple[tuple[str, str, Callable[[GroupLoad], float]], ...] = (
     ("preemptions", "Preemptions by recompute.", lambda group: group.preemptions),
     ("prompt_tokens", "Prompt tokens of admitted requests.", lambda group: group.prompt_tokens),
+    ("cached_prompt_tokens", "Of these, found in the prefix cache.", lambda group: group.cached_tokens),
     ("generation_tokens", "Output tokens.", lambda group: group.generation_tokens),
     ("steps", "Steps done.", lambda group: group.steps),
     ("step_seconds", "Time spent in steps.", lambda group: group.step_us / 1e6),

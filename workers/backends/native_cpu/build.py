@@ -41,7 +41,7 @@ class Variant:
 
 
 RELEASE = Variant()
-EMULATED_TILES = Variant("emulated", ("-O2", "-DHEADRACE_TILES_EMULATED"))
+EMULATED_TILES = Variant("emulated", ("-O3", "-DHEADRACE_TILES_EMULATED"))
 """AMX's level over tile registers in plain C++: for testing it on CPUs without."""
 SANITIZED = Variant("sanitized", ("-O1", "-g", "-fsanitize=address,undefined", "-fno-omit-frame-pointer"))
 

@@ -40,7 +40,11 @@ bool has_amx() {
 
 }  // namespace
 
+#ifdef HEADRACE_TILES_EMULATED
+const Level *avx512_level() { return nullptr; }
+#else
 const Level *avx512_level() { return has_avx512() ? &kAvx512Level : nullptr; }
+#endif
 
 const Level *amx_level() { return has_avx512() && has_amx() ? &kAmxLevel : nullptr; }
 

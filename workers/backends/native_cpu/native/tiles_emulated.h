@@ -44,18 +44,23 @@ public:
     template <int kSum, int kA, int kB> static void dot() {
         const int pairs = bytes(kA) / 4, outputs = bytes(kB) / 4;
         must(rows(kSum) == rows(kA) && rows(kB) == pairs && bytes(kSum) == bytes(kB));
-        for (int row = 0; row < rows(kSum); row++)
-            for (int output = 0; output < outputs; output++) {
-                float even = 0, odd = 0;
-                for (int pair = 0; pair < pairs; pair++) {
-                    even += value(kA, row, pair * 2) * value(kB, pair, output * 2);
-                    odd += value(kA, row, pair * 2 + 1) * value(kB, pair, output * 2 + 1);
+        float b[2][16][16] = {};
+        for (int pair = 0; pair < pairs; pair++)
+            for (int output = 0; output < outputs; output++)
+                for (int i = 0; i < 2; i++) b[i][pair][output] = value(kB, pair, output * 2 + i);
+        for (int row = 0; row < rows(kSum); row++) {
+            float even[16] = {}, odd[16] = {}, sum[16];
+            for (int pair = 0; pair < pairs; pair++) {
+                const float first = value(kA, row, pair * 2), second = value(kA, row, pair * 2 + 1);
+                for (int output = 0; output < 16; output++) {
+                    even[output] += first * b[0][pair][output];
+                    odd[output] += second * b[1][pair][output];
                 }
-                float sum;
-                memcpy(&sum, state().data[kSum][row] + output * 4, 4);
-                sum += even + odd;
-                memcpy(state().data[kSum][row] + output * 4, &sum, 4);
             }
+            memcpy(sum, state().data[kSum][row], sizeof(sum));
+            for (int output = 0; output < outputs; output++) sum[output] += even[output] + odd[output];
+            memcpy(state().data[kSum][row], sum, sizeof(sum));
+        }
     }
 
 private:

@@ -62,8 +62,10 @@ def unpack_biases(data: bytes) -> npt.NDArray[Any]:
 
 
 def _pack(values: Iterable[int] | npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
-    array = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=dtype)
-    return array.astype(dtype, copy=False).tobytes()
+    if isinstance(values, np.ndarray):
+        return values.astype(dtype, copy=False).tobytes()
+    items = list(values)
+    return np.array(items, dtype=dtype).tobytes() if items else b""
 
 
 def _unpack(data: bytes, dtype: np.dtype[Any], columns: int) -> npt.NDArray[Any]:

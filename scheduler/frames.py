@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from itertools import pairwise
 
 from protocol.frontend import Finish, Frame, PromptLogprobs, Started
 from protocol.ids import SessionId
 from protocol.packing import pack_u8, pack_u32, pack_u64
-from scheduler.results import Delivery
+from scheduler.results import Delivery, Int64Array
 
 
 @dataclass
@@ -61,26 +59,30 @@ class StepFrames:
     notes: dict[SessionId, Notes]
 
     def build(self) -> Iterator[tuple[SessionId, Frame]]:
-        """(frontend, its frame)."""
-        delivery, unsaid = self.delivery, dict(self.notes)
-        for session, rows in _by_session(delivery):
+        """(frontend, its frame). Rows are packed once, sorted by frontend; each frame is a slice of that."""
+        unsaid = dict(self.notes)
+        rows = self.delivery.by_session()
+        rids, firsts, counts, ids = pack_u64(rows.rid), pack_u32(rows.first), pack_u8(rows.counts), rows.packed_ids()
+        at = 0
+        for session, start, end in _runs(rows.session):
             notes = unsaid.pop(session, None) or Notes()
-            counts, ids = delivery.counts[rows], delivery.ids[rows]
+            ids_here = 4 * sum(counts[start:end])
             yield (
                 session,
                 Frame(
                     group=self.group,
                     step=self.step,
-                    rids=pack_u64(delivery.rid[rows]),
-                    first=pack_u32(delivery.first[rows]),
-                    counts=pack_u8(counts),
-                    ids=pack_u32(ids[np.arange(ids.shape[1]) < counts[:, None]]),
+                    rids=rids[8 * start : 8 * end],
+                    first=firsts[4 * start : 4 * end],
+                    counts=counts[start:end],
+                    ids=ids[at : at + ids_here],
                     finishes=tuple(notes.finishes),
                     started=tuple(notes.started),
-                    logprobs=delivery.records(rows),
+                    logprobs=rows.records(start, end),
                     prompt_logprobs=tuple(notes.judged),
                 ),
             )
+            at += ids_here
         yield from note_frames(unsaid, self.group, self.step)
 
 
@@ -99,14 +101,10 @@ def note_frames(notes_by_session: dict[SessionId, Notes], group: str, step: int)
         )
 
 
-def _by_session(delivery: Delivery) -> Iterator[tuple[SessionId, slice | npt.NDArray[np.intp]]]:
-    """(frontend, its rows); the usual case of one frontend takes no sorting."""
-    sessions = delivery.session
+def _runs(sessions: Int64Array) -> Iterator[tuple[SessionId, int, int]]:
+    """(frontend, first row, end) of sorted rows."""
     if not len(sessions):
         return
-    if (sessions == sessions[0]).all():
-        yield SessionId(int(sessions[0])), slice(None)
-        return
-    order = np.argsort(sessions, kind="stable")
-    for rows in np.split(order, np.flatnonzero(np.diff(sessions[order])) + 1):
-        yield SessionId(int(sessions[rows[0]])), rows
+    starts = [0, *((sessions[1:] != sessions[:-1]).nonzero()[0] + 1).tolist(), len(sessions)]
+    for start, end in pairwise(starts):
+        yield SessionId(int(sessions[start])), start, end

@@ -20,10 +20,20 @@ from scheduler.logprobs import StepRecords
 from scheduler.pacing import PrefillPace
 from scheduler.planner import Planner
 from scheduler.requests import Sequence, State
-from scheduler.results import ADVANCES, BoolArray, Delivery, Finished, Rows, StepOutcome, deliver_one, read_rows
+from scheduler.results import (
+    ADVANCES,
+    BoolArray,
+    Delivery,
+    Finished,
+    Int64Array,
+    Rows,
+    StepOutcome,
+    deliver_one,
+    read_rows,
+)
 from scheduler.results import first_stop as find_first_stop
 from scheduler.shape import GroupShape
-from scheduler.tenancy import Tenancy
+from scheduler.tenancy import SlotIndex, Tenancy
 
 FAILURES = {
     RowStatus.EMPTY_SUPPORT: "no token is allowed here",
@@ -173,13 +183,17 @@ class GroupScheduler:
         self._planner.rows_changed()
         slots = self._tenancy.slots
         live = slots.generation[record.slots] == record.generations
-        slots.under_way[record.slots[live]] -= record.samples[live]
+        all_live = np.count_nonzero(live) == len(live)
+        if all_live:
+            slots.under_way[record.slots] -= record.samples
+        else:
+            slots.under_way[record.slots[live]] -= record.samples[live]
         if len(record.slots) > record.num_decodes:
             self._confirm_chunks(record, rows, live)
         finished: list[Finished] = []
         judged = self._take_prompt_records(records)
         delivery = self._accept(record, rows, records, live, finished)
-        if rows.status.any():
+        if rows.failed:
             self._take_failures(record, rows, live, finished)
         if self._ledger.settling:
             late = self._take_late_ids(record, rows, records, finished)
@@ -219,32 +233,50 @@ class GroupScheduler:
     ) -> Delivery:
         """Append each live row's ids, cut at a stop id and at its limit; end the sequences that reached one."""
         slots = self._tenancy.slots
-        at = np.flatnonzero(live & (rows.counts > 0))
-        where, ids, counts = record.slots[at], rows.ids[at], rows.counts[at]
-        first = slots.outputs[where]
-        stop = find_first_stop(ids, counts, first, slots.min_tokens[where], slots.stops[where])
-        for row in np.flatnonzero(slots.many_stops[where]).tolist():
-            stop[row] = slots.sequence(int(where[row])).first_stop(ids[row, : counts[row]].tolist(), int(first[row]))
-        taken = np.minimum(counts, slots.limit[where] - first)
-        stopped = stop < taken
-        taken = np.where(stopped, stop + 1, taken)
+        returning = live & (rows.counts > 0)
+        if np.count_nonzero(returning) == len(returning):  # the usual case takes no copies
+            at, where, ids, counts = np.arange(len(live)), record.slots, rows.ids, rows.counts
+        else:
+            (at,) = returning.nonzero()
+            where, ids, counts = record.slots[at], rows.ids[at], rows.counts[at]
+        first, limit = slots.outputs[where], slots.limit[where]
+        taken = np.minimum(counts, limit - first)
+        stop = self._first_stops(where, ids, counts, first)
+        if stop is not None:
+            taken = np.minimum(taken, stop + 1)
+        reached = first + taken
         slots.append_output(where, first, taken, ids)
         delivery = Delivery(slots.session[where], slots.rid[where], first, taken, ids, records.of_rows(at, taken))
-        ended = stopped | (slots.outputs[where] >= slots.limit[where])
-        if rows.status.any():
+        ended = reached >= limit
+        if stop is not None:
+            ended |= stop < taken
+        if rows.failed:
             ended |= rows.status[at] == RowStatus.GRAMMAR_END
         scored = False
-        for row in np.flatnonzero(ended).tolist():
+        for row in ended.nonzero()[0].tolist():
             sequence = slots.sequence(int(where[row]))
             scored |= sequence.request.scoring
-            count, stop_id = int(first[row] + taken[row]), -1
-            if stopped[row]:
+            count, stop_id = int(reached[row]), -1
+            if stop is not None and stop[row] < taken[row]:
                 reason, stop_id = FinishReason.STOP, int(ids[row, stop[row]])
             else:
                 reason = FinishReason.LENGTH if count >= sequence.request.limit else FinishReason.GRAMMAR
             self.end(sequence)
             finished.append(Finished(sequence, reason, count, stop_id))
         return delivery.without_empty_rows() if scored else delivery
+
+    def _first_stops(
+        self, where: SlotIndex, ids: Int64Array, counts: Int64Array, first: Int64Array
+    ) -> Int64Array | None:
+        """Column of each row's first stop id, the width or more where there is none; None when no row has one."""
+        slots = self._tenancy.slots
+        stop = find_first_stop(ids, counts, first, slots.min_tokens[where], slots.stops_of(where))
+        if slots.with_many_stops:
+            stop = np.full(len(ids), ids.shape[1], dtype=np.int64) if stop is None else stop
+            for row in slots.many_stops[where].nonzero()[0].tolist():
+                these = ids[row, : counts[row]].tolist()
+                stop[row] = slots.sequence(int(where[row])).first_stop(these, int(first[row]))
+        return stop
 
     def _take_failures(self, record: PlanRecord, rows: Rows, live: BoolArray, finished: list[Finished]) -> None:
         """A failed row ends its own request; a row that was not ready stays where it was."""

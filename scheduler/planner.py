@@ -13,7 +13,7 @@ from protocol.worker import Plan, SlotAdd
 from scheduler.ledger import StepLedger
 from scheduler.pacing import PrefillPace
 from scheduler.requests import Int32Array, Sequence
-from scheduler.slots import Int64Array
+from scheduler.slots import BoolArray, Int64Array
 from scheduler.tenancy import SlotIndex, Tenancy
 
 
@@ -72,12 +72,18 @@ class Planner:
     def decoding(self) -> SlotIndex:
         """Decoding slots that do not end for certain with what is already under way: a row returns at least one id."""
         slots = self._tenancy.slots
-        open_ended = slots.outputs + slots.under_way < slots.limit
-        return np.flatnonzero(slots.occupied & (slots.planned >= slots.target) & open_ended)
+        return self._open_ended(slots.occupied & (slots.planned >= slots.target)).nonzero()[0]
+
+    def _open_ended(self, decoding: BoolArray) -> BoolArray:
+        slots = self._tenancy.slots
+        rows: BoolArray = decoding & (slots.outputs + slots.under_way < slots.limit)
+        return rows
 
     def _plan_decodes(self) -> tuple[SlotIndex, SlotIndex, list[Int32Array]]:
         """(slots that decode, decoding slots that sit the step out, block pairs)."""
-        rows = self.decoding()
+        slots = self._tenancy.slots
+        decoding = slots.occupied & (slots.planned >= slots.target)
+        (rows,) = self._open_ended(decoding).nonzero()
         wanted = self.blocks_wanted(rows)
         total = int(wanted.sum())
         growth: list[Int32Array] = []
@@ -85,10 +91,9 @@ class Planner:
             rows, growth = self._grow_by_rank(rows, wanted)
         elif total:
             growth = [self._tenancy.grow(rows, wanted)]
-        slots = self._tenancy.slots
-        skipped = slots.occupied & (slots.planned >= slots.target)
-        skipped[rows] = False
-        return rows, np.flatnonzero(skipped), growth
+        decoding &= slots.occupied  # those just preempted are no more
+        decoding[rows] = False
+        return rows, decoding.nonzero()[0], growth
 
     def blocks_wanted(self, rows: SlotIndex) -> Int64Array:
         """Blocks each row lacks for one more step when every row under way returns the most ids it may."""

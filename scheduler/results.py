@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from protocol.frontend import FinishReason, PromptLogprobs
 from protocol.ids import SessionId
-from protocol.packing import PackingError, unpack_u8, unpack_u32
+from protocol.packing import PackingError, pack_u32, unpack_u8, unpack_u32
 from protocol.worker import RowStatus, StepDone
 from scheduler.requests import Sequence
 
@@ -40,6 +40,8 @@ class Rows:
     """[rows, width]: ids from the left, then filler; width is the largest count."""
     status: npt.NDArray[np.uint8]
     """[rows] of RowStatus"""
+    failed: bool
+    """Some row has a status other than OK."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,24 @@ class Delivery:
     def __len__(self) -> int:
         return len(self.counts)
 
-    def records(self, rows: slice | npt.NDArray[np.intp]) -> bytes:
+    def records(self, start: int, end: int) -> bytes:
         """Logprob records of some rows, end to end."""
-        if self.logprobs is None:
-            return b""
-        chosen = self.logprobs[rows] if isinstance(rows, slice) else [self.logprobs[row] for row in rows]
-        return b"".join(chosen)
+        return b"" if self.logprobs is None else b"".join(self.logprobs[start:end])
 
-    def without_empty_rows(self) -> Delivery:
-        """The rows that have ids: a choice of no output tokens has its finish alone."""
-        rows = np.flatnonzero(self.counts)
+    def packed_ids(self) -> bytes:
+        """All ids of all rows, u32."""
+        if self.ids.size == len(self.counts):  # one each, or no row at all
+            return pack_u32(self.ids)
+        return pack_u32(self.ids[np.arange(self.ids.shape[1]) < self.counts[:, None]])
+
+    def by_session(self) -> Delivery:
+        """The same rows, those of a frontend together and in their order."""
+        if not np.count_nonzero(self.session[1:] < self.session[:-1]):
+            return self
+        return self.of_rows(self.session.argsort(kind="stable"))
+
+    def of_rows(self, rows: npt.NDArray[np.intp]) -> Delivery:
+        """Some rows, in the order given."""
         return Delivery(
             session=self.session[rows],
             rid=self.rid[rows],
@@ -77,6 +87,10 @@ class Delivery:
             ids=self.ids[rows],
             logprobs=None if self.logprobs is None else [self.logprobs[row] for row in rows],
         )
+
+    def without_empty_rows(self) -> Delivery:
+        """The rows that have ids: a choice of no output tokens has its finish alone."""
+        return self.of_rows(self.counts.nonzero()[0])
 
     def joined(self, others: list[Delivery]) -> Delivery:
         """These rows, then the others'."""
@@ -117,24 +131,25 @@ class StepOutcome:
 
 def read_rows(done: StepDone, samples: BoolArray, max_ids: int, vocab_size: int) -> Rows:
     """Unpack and check a StepDone against its plan's rows. Raises BadStepDone."""
+    rows = len(samples)
     try:
-        counts = unpack_u8(done.counts).astype(np.int64)
-        status, flat = unpack_u8(done.status), unpack_u32(done.ids)
+        counts, status, flat = unpack_u8(done.counts), unpack_u8(done.status), unpack_u32(done.ids)
     except PackingError as error:
         raise BadStepDone(str(error)) from error
-    rows = len(samples)
-    if len(counts) != rows or len(status) != rows or counts.sum() != len(flat):
+    if len(counts) != rows or len(status) != rows or sum(done.counts) != len(flat):
         raise BadStepDone(f"{len(counts)} counts, {len(status)} statuses and {len(flat)} ids for {rows} rows")
-    width = int(counts.max(initial=0))
+    width = max(done.counts, default=0)
     if width > max_ids:
         raise BadStepDone(f"a row returned {width} ids of at most {max_ids}")
-    if status.max(initial=0) > max(RowStatus):
+    failed = bool(np.count_nonzero(status))
+    if failed and status.max() > max(RowStatus):
         raise BadStepDone(f"status {status.max()} is none")
-    if ((counts > 0) != (samples & ADVANCES[status])).any():
+    if np.count_nonzero((counts > 0) != (samples & ADVANCES[status] if failed else samples)):
         raise BadStepDone("a row that samples returned no id, or a row that failed or does not sample returned some")
     if len(flat) and flat.max() >= vocab_size:
         raise BadStepDone(f"id {flat.max()} outside the vocabulary of {vocab_size}")
-    return Rows(counts, _pad(flat, counts, width), status)
+    counts_wide = counts.astype(np.int64)
+    return Rows(counts_wide, _pad(flat, counts_wide, width), status, failed)
 
 
 def _pad(flat: npt.NDArray[np.uint32], counts: Int64Array, width: int) -> Int64Array:
@@ -147,19 +162,19 @@ def _pad(flat: npt.NDArray[np.uint32], counts: Int64Array, width: int) -> Int64A
 
 def first_stop(
     ids: Int64Array, counts: Int64Array, first: Int64Array, min_tokens: Int64Array, stops: Int64Array
-) -> Int64Array:
-    """Column of each row's first stop id, or the width when there is none; shape [rows].
+) -> Int64Array | None:
+    """Column of each row's first stop id, or the width when there is none; shape [rows]. None: there is none at all.
 
     ``stops`` is [rows, k], padded with what no id equals. An id before ``min_tokens`` outputs
     stops nothing.
     """
+    hits = ids[:, :, None] == stops[:, None, :]
+    if not np.count_nonzero(hits):
+        return None
     width = ids.shape[1]
-    hits = (ids[:, :, None] == stops[:, None, :]).any(axis=2)
-    if not hits.any():
-        return np.full(len(ids), width, dtype=np.int64)
     columns = np.arange(width)
-    hits &= (columns < counts[:, None]) & (first[:, None] + columns >= min_tokens[:, None])
-    columns_of_first: Int64Array = np.where(hits.any(axis=1), hits.argmax(axis=1), width)
+    found = hits.any(axis=2) & (columns < counts[:, None]) & (first[:, None] + columns >= min_tokens[:, None])
+    columns_of_first: Int64Array = np.where(found.any(axis=1), found.argmax(axis=1), width)
     return columns_of_first
 
 

@@ -24,6 +24,7 @@ from scheduler.requests import Int32Array, Sequence
 
 Slots = npt.NDArray[np.intp]
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 STOP_COLUMNS = 8
 """Stop ids compared as a matrix; a sequence with more is compared one by one."""
@@ -57,7 +58,11 @@ class SlotArrays:
         self.num_blocks: npt.NDArray[np.int64] = zeros(np.int64)
         self.blocks: Int32Array = np.zeros((max_slots, blocks_per_slot), dtype=np.int32)
         self.stops: npt.NDArray[np.int64] = np.full((max_slots, STOP_COLUMNS), NO_ID, dtype=np.int64)
+        self.most_stops = 1
+        """Columns of ``stops`` that were ever used."""
         self.many_stops: npt.NDArray[np.bool_] = zeros(np.bool_)
+        self.with_many_stops = 0
+        """Occupied slots with more stop ids than columns."""
         self.output: Int32Array = np.zeros((max_slots, FIRST_OUTPUT_COLUMNS), dtype=np.int32)
         self.record_bytes: npt.NDArray[np.int64] = zeros(np.int64)
         """Size of the logprob record of an output id; 0 when none is wanted."""
@@ -80,9 +85,12 @@ class SlotArrays:
         self.planned[slot] = self.computed[slot] = cached
         self.under_way[slot] = self.last_step[slot] = self.num_blocks[slot] = 0
         self.stops[slot] = NO_ID
-        self.many_stops[slot] = len(request.stops) > STOP_COLUMNS
-        if not self.many_stops[slot]:
-            self.stops[slot, : len(request.stops)] = list(request.stops)
+        stops = len(request.stops)
+        self.many_stops[slot] = many = stops > STOP_COLUMNS
+        self.with_many_stops += many
+        if not many:
+            self.stops[slot, :stops] = list(request.stops)
+            self.most_stops = max(self.most_stops, stops)
         self._make_room_for_output(outputs)
         self.output[slot, :outputs] = sequence.output
         sampling = sequence.sampling
@@ -97,6 +105,7 @@ class SlotArrays:
         self.generation[slot] += 1
         self.sequences[slot] = None
         self.recorded -= self._is_recorded(slot)
+        self.with_many_stops -= int(self.many_stops[slot])
 
     def _is_recorded(self, slot: int) -> bool:
         return bool(self.record_bytes[slot] or self.prompt_record_bytes[slot])
@@ -121,13 +130,30 @@ class SlotArrays:
             return computed
         return max(computed, int(self.prompt_len[slot] + self.outputs[slot]) - 1)
 
+    def stops_of(self, slots: Slots) -> Int64Array:
+        """Stop ids of slots, padded with what no id equals; [slots, k]. Those with many have none here."""
+        stops: Int64Array = self.stops[slots, : self.most_stops]
+        return stops
+
+    def append_to(self, slot: int, blocks: Int32Array) -> None:
+        """Give these blocks to one slot."""
+        held = int(self.num_blocks[slot])
+        self.blocks[slot, held : held + len(blocks)] = blocks
+        self.num_blocks[slot] = held + len(blocks)
+
     def append_blocks(self, slots: Slots, counts: Int64Array, blocks: Int32Array) -> Int32Array:
         """Give ``counts[i]`` of the blocks to ``slots[i]``; returns the (slot, block) pairs, shape [blocks, 2]."""
-        owners = np.repeat(slots, counts)
-        nth = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.blocks[owners, self.num_blocks[owners] + nth] = blocks
+        if len(blocks) == len(slots):  # one each, as decodes want them
+            owners = slots
+            self.blocks[slots, self.num_blocks[slots]] = blocks
+        else:
+            owners = np.repeat(slots, counts)
+            nth = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
+            self.blocks[owners, self.num_blocks[owners] + nth] = blocks
         self.num_blocks[slots] += counts
-        return np.stack((owners, blocks), axis=1).astype(np.int32)
+        pairs = np.empty((len(blocks), 2), dtype=np.int32)
+        pairs[:, 0], pairs[:, 1] = owners, blocks
+        return pairs
 
     def append_output(self, slots: Slots, first: Int64Array, counts: Int64Array, ids: Int64Array) -> None:
         """Append the ``counts[i]`` leftmost of ``ids[i]`` at index ``first[i]``; ids is [slots, width]."""

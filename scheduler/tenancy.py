@@ -86,8 +86,9 @@ class Tenancy:
         count = self.shape.blocks_to_prefill(sequence.length)
         shared = self.index.blocks(self._chain(sequence, 0)[:found])
         self.pool.share(shared)
-        blocks = np.concatenate((np.array(shared, dtype=np.int32), self.pool.take(count - found)))
-        self.slots.append_blocks(np.array([slot]), np.array([count]), blocks)
+        if shared:
+            self.slots.append_to(slot, np.array(shared, dtype=np.int32))
+        self.slots.append_to(slot, self.pool.take(count - found))
         sequence.slot, sequence.state = slot, State.RUNNING
         self._registered[slot] = found
         self.index.writes(sequence, self._own(sequence, found))
@@ -105,7 +106,7 @@ class Tenancy:
 
     def grow(self, rows: SlotIndex, wanted: Int64Array) -> Int32Array:
         """Give ``wanted[i]`` blocks to ``rows[i]``; returns the (slot, block) pairs, shape [blocks, 2]."""
-        short = np.flatnonzero(wanted)
+        (short,) = wanted.nonzero()
         return self.slots.append_blocks(rows[short], wanted[short], self.pool.take(int(wanted.sum())))
 
     def release(self, sequence: Sequence) -> None:
@@ -189,7 +190,9 @@ class Tenancy:
 
     def _pairs(self, slot: int) -> Int32Array:
         blocks = self.slots.blocks[slot, : self.slots.num_blocks[slot]]
-        return np.stack((np.full_like(blocks, slot), blocks), axis=1)
+        pairs = np.empty((len(blocks), 2), dtype=np.int32)
+        pairs[:, 0], pairs[:, 1] = slot, blocks
+        return pairs
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every slot is accounted for exactly once, and every block by all who hold it."""

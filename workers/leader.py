@@ -25,6 +25,7 @@ from protocol.packing import pack_u8, pack_u32
 from protocol.versions import NEWEST, OLDEST
 from protocol.worker import (
     AdapterDone,
+    DrainGroup,
     LoadAdapter,
     Plan,
     Prepare,
@@ -47,6 +48,10 @@ IDLE_TURN_SECONDS = 1.0
 """Longest sleep of the loop: an idle leader's counter moves this often."""
 
 
+DRAIN_MARGIN = 2.0
+"""Seconds beyond the drain limit that the scheduler's Stop may take."""
+
+
 class Ended(Enum):
     """Why the leader's loop returned."""
 
@@ -64,6 +69,13 @@ class End:
 
     why: Ended
     message: str
+
+
+@dataclass(frozen=True)
+class _Drain:
+    """A request to end well."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,8 @@ class Leader:
         self._on_registered = on_registered
         self._clock = clock
         self._table = SlotTable(engine.description.shape)
-        self._inbox: queue.SimpleQueue[list[LinkEvent | End]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[list[LinkEvent | End | _Drain]] = queue.SimpleQueue()
+        self._drain_ends = float("inf")
         self._turns = self._steps_done = self._steps_failed = self._plans_discarded = 0
         self._session = 0
         self._epoch = 0
@@ -126,12 +139,17 @@ class Leader:
                     self._turns += 1
                     if end is not None:
                         return end
-                if (end := self._orphaned()) is not None:
+                if (end := self._orphaned() or self._drained_too_long()) is not None:
                     return end
 
     def stop(self, reason: str) -> None:
         """End the loop once what was received before is done. Any thread, and signal handlers."""
         self._inbox.put([End(Ended.STOPPED, reason)])
+
+    def drain(self, reason: str) -> None:
+        """Take nothing new, and end when what runs here has ended or the drain limit is over; what is left then goes
+        on elsewhere. Any thread, and signal handlers."""
+        self._inbox.put([_Drain(reason)])
 
     def progress(self) -> int:
         """The loop's counter: stands still while a step runs or hangs."""
@@ -169,7 +187,7 @@ class Leader:
             tokenizer_digest=description.tokenizer_digest,
         )
 
-    def _next_events(self) -> list[LinkEvent | End]:
+    def _next_events(self) -> list[LinkEvent | End | _Drain]:
         try:
             return self._inbox.get(timeout=IDLE_TURN_SECONDS)
         except queue.Empty:
@@ -181,7 +199,22 @@ class Leader:
             return None
         return End(Ended.ORPHANED, f"no session with a scheduler for {alone:.0f} s")
 
-    def _handle(self, event: LinkEvent) -> End | None:
+    def _drained_too_long(self) -> End | None:
+        return End(Ended.STOPPED, "the drain limit is over") if self._clock() >= self._drain_ends else None
+
+    def _start_draining(self, reason: str) -> End | None:
+        """The scheduler gives this group nothing more and says Stop; without work or scheduler there is no need."""
+        if not self._session or not self._table.occupied.any():
+            return End(Ended.STOPPED, reason)
+        limit = self._options.drain_timeout
+        drain = DrainGroup(self._options.group, self._options.incarnation, int(1000 * limit), reason)
+        self._link.send(drain, self._session)
+        self._drain_ends = self._clock() + limit + DRAIN_MARGIN
+        return None
+
+    def _handle(self, event: LinkEvent | _Drain) -> End | None:
+        if isinstance(event, _Drain):
+            return self._start_draining(event.reason)
         if isinstance(event, Opened):
             self._drop_all()
             self._session = event.session
@@ -191,6 +224,9 @@ class Leader:
         elif isinstance(event, Closed):
             logger.warning("group %s lost its session: %s", self._options.group, event.reason)
             self._drop_all()
+            self._session = 0
+            if self._drain_ends < float("inf"):
+                return End(Ended.STOPPED, event.reason)
         elif isinstance(event, Refused):
             return End(Ended.REFUSED, f"the scheduler refused this worker: {event.reason}")
         elif isinstance(event, Received) and event.session == self._session:

@@ -29,6 +29,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     orphan_ttl: float = 300.0
     """Seconds without a session after which a rank with no supervisor ends itself."""
     peer_timeout: float = 10.0
+    drain_timeout: float = 30.0
+    """Seconds that a group which is told to end gets for what it runs."""
     engine: Literal["model", "scripted", "simulated"] = "model"
     engine_script: str = ""
     tokenizer: Literal["model", "byte"] = "model"

@@ -86,7 +86,7 @@ class _Rank:
         try:
             leader = self._leader = self._make_leader(engine)
             if self._handle_signals:
-                signal.signal(signal.SIGTERM, lambda number, frame: leader.stop("SIGTERM"))
+                signal.signal(signal.SIGTERM, _Sigterm(leader))
             self._loading("registering", 1.0)
             end = leader.run()
         finally:
@@ -111,6 +111,21 @@ class _Rank:
         if not self._options.lease:
             sys.stderr.write(f"headrace worker {rank_name(self._options)}: {line}\n")
         return status
+
+
+class _Sigterm:
+    """The first drains, the next ends."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._told = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        if self._told:
+            self._leader.stop("SIGTERM, again")
+        else:
+            self._told = True
+            self._leader.drain("SIGTERM")
 
 
 _UNUSABLE = (RankError, ArtefactError, ScriptError, AddressError, KeysError, ModelError, ModelDoesNotFit)

@@ -185,9 +185,8 @@ class SchedulerClient:
         while True:
             if self._digest_refusal:
                 raise errors.unavailable(self._digest_refusal)
-            if self.draining:
-                raise errors.unavailable("The scheduler is shutting down.")
-            if self._session and self._registered:
+            # A scheduler that drains is about to be replaced: what comes now waits for its successor.
+            if self._session and self._registered and not self.draining:
                 assert self.model is not None
                 return self.model
             limit = until if self._session else min(until, self._absent_since + self._options.grace)
@@ -197,6 +196,8 @@ class SchedulerClient:
                     await changed.wait()
             except TimeoutError:
                 what = "The model is still loading" if self._session else "The scheduler is away"
+                if self.draining:
+                    what = "The scheduler is shutting down"
                 raise errors.unavailable(f"{what}; try again later.") from None
 
     # Choices
@@ -367,7 +368,7 @@ class SchedulerClient:
             if feed is None:
                 self._open.rejected(rid)
                 continue
-            if reject.code in _PASSING and feed.submissions > 1:
+            if reject.code is RejectCode.DRAINING or (reject.code in _PASSING and feed.submissions > 1):
                 feed.refused_since = now if feed.refused_since is None else feed.refused_since
                 if now - feed.refused_since < self._options.grace:
                     delay = max(_SHORTEST_RETRY, reject.retry_after_ms / 1000)

@@ -195,6 +195,7 @@ SCHEDULER = (
 WORKERS = (
     *MODEL,
     Flag("scheduler", "the scheduler's worker socket", metavar="ADDRESS"),
+    Flag("drain-timeout", "seconds that a group which is told to end gets for what it runs (30)", number),
     *LAUNCHER,
     *ENGINE,
     KEYS,

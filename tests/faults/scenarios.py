@@ -85,6 +85,10 @@ def matrix() -> list[Scenario]:
         for role, phase in itertools.product(roles, (Phase.PREFILL, Phase.MIDDLE))
     ]
     scenarios += [
+        Scenario(f"{role.name.lower()} told to end, {phase.value}", Fault(role, signal.SIGTERM), phase)
+        for role, phase in itertools.product(roles, (Phase.QUEUED, Phase.MIDDLE))
+    ]
+    scenarios += [
         Scenario("every group killed, middle", Fault(Role.RANK, every=True), Phase.MIDDLE),
         Scenario("scheduler killed three times, first token", Fault(Role.SCHEDULER, times=3), Phase.FIRST),
         Scenario("group killed three times, first token", Fault(Role.RANK, times=3), Phase.FIRST),

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.frontend import Credit, Drain, Load, RejectCode
 from tests.frontend.fake_scheduler import Script
-from tests.frontend.harness import CHAT, COMPLETIONS, Bench, chat, completion
+from tests.frontend.harness import CHAT, COMPLETIONS, Bench, bench, chat, completion
 
 JSON = {"content-type": "application/json"}
 
@@ -186,7 +186,6 @@ async def test_a_body_that_is_too_large_is_a_413(here: Bench) -> None:
         (RejectCode.UNKNOWN_MODEL, 503, "server_error", "unavailable"),
         (RejectCode.NEVER_FITS, 400, BAD, "context_length_exceeded"),
         (RejectCode.UNAVAILABLE, 503, "server_error", "unavailable"),
-        (RejectCode.DRAINING, 503, "server_error", "unavailable"),
     ],
 )
 async def test_a_rejection_has_its_status(here: Bench, code, status, kind, text) -> None:
@@ -198,6 +197,14 @@ async def test_a_rejection_has_its_status(here: Bench, code, status, kind, text)
         assert int(response.headers.get("retry-after", 60)) == 60
 
 
+async def test_a_request_that_meets_a_drain_on_its_way_waits_too(here: Bench) -> None:
+    codes = [RejectCode.DRAINING, None]
+    here.scheduler.script = lambda submit: Script(reject=code) if (code := codes.pop(0)) else Script.text("later")
+    response = await here.post(CHAT, chat())
+    assert (response.status_code, response.json()["choices"][0]["message"]["content"]) == (200, "later")
+    assert not codes
+
+
 async def test_without_credit_a_request_is_refused_before_any_work(here: Bench) -> None:
     here.scheduler.broadcast(Load(Credit(0, 100), 0, 1024, 9, 0, ()))
     await here.until_here(lambda: here.frontend.client.load is not None, "the load known")
@@ -206,13 +213,26 @@ async def test_without_credit_a_request_is_refused_before_any_work(here: Bench) 
     assert response.headers["retry-after"] and here.scheduler.submits == []
 
 
-async def test_a_draining_scheduler_or_frontend_takes_nothing_new(here: Bench) -> None:
+async def test_what_comes_while_the_scheduler_drains_waits_for_its_successor(here: Bench) -> None:
     here.scheduler.broadcast(Drain(1000))
     await here.until_here(lambda: here.frontend.client.draining, "the drain known")
-    check(await here.post(CHAT, chat()), 503, "server_error", "unavailable", None)
+    waiting = asyncio.create_task(here.post(CHAT, chat()))
+    await here.until_here(lambda: here.frontend.preparing == 1, "a request that waits")
+    assert here.scheduler.submits == []
     here.scheduler.restart()
-    await here.until_here(lambda: not here.frontend.client.draining, "a new session")
-    assert (await here.post(CHAT, chat())).status_code == 200
+    assert (await waiting).status_code == 200
+
+
+async def test_a_scheduler_that_drains_for_longer_than_the_grace_is_a_503(tmp_path, artefacts) -> None:
+    async with bench(tmp_path, artefacts, scheduler_grace=0.1) as made:
+        made.scheduler.broadcast(Drain(60_000))
+        await made.until_here(lambda: made.frontend.client.draining, "the drain known")
+        response = await made.post(CHAT, chat())
+        check(response, 503, "server_error", "unavailable", None)
+        assert "shutting down" in response.json()["error"]["message"]
+
+
+async def test_a_draining_frontend_takes_nothing_new(here: Bench) -> None:
     here.frontend.draining = True
     response = await here.post(CHAT, chat())
     check(response, 503, "server_error", "unavailable", None)

@@ -89,14 +89,15 @@ def test_kill_group_ends_that_incarnation_only() -> None:
     assert len(started(groups, 100.0)) == 1
 
 
-def test_a_rank_that_was_told_to_stop_is_not_launched_again() -> None:
+def test_a_rank_that_was_told_to_end_is_replaced_for_as_long_as_its_group_is_wanted() -> None:
     groups = new_groups()
     groups.want(1, 0.0)
     (first,) = started(groups)
     groups.ended(ended(first, status=0), 10.0)
-    assert started(groups, 1000.0) == []
-    groups.want(1, 1000.0)
-    assert len(started(groups, 1000.0)) == 1
+    (second,) = started(groups, 1000.0)
+    groups.want(0, 1000.0)
+    groups.ended(ended(second, status=0), 1001.0)
+    assert started(groups, 2000.0) == []
 
 
 def test_an_unusable_first_launch_is_final_and_a_later_one_is_not() -> None:

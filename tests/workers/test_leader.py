@@ -14,7 +14,7 @@ import pytest
 from protocol.link import LinkTimes
 from protocol.packing import pack_u32, unpack_u8
 from protocol.session import Unwelcome
-from protocol.worker import AdapterDone, LoadAdapter, Register, RowStatus, StepFailed, Stop
+from protocol.worker import AdapterDone, DrainGroup, LoadAdapter, Register, RowStatus, StepFailed, Stop
 from tests.workers.hand_driven import HandDrivenScheduler, slot_add
 from workers.engine import EngineDescription, EngineFault, RowResults
 from workers.leader import End, Ended, Leader
@@ -282,6 +282,48 @@ def test_stop_ends_the_leader_after_what_it_received(scheduler, address) -> None
     group.send(Stop("the model is unloaded"))
     assert running.join() == End(Ended.STOPPED, "the model is unloaded")
     assert [group.done()[0].step for _ in range(2)] == [1, 2]
+
+
+def test_a_busy_leader_that_is_to_end_asks_for_a_drain_and_ends_by_stop(scheduler, address) -> None:
+    running = RunningLeader(scheduler, address, drain_timeout=7.0)
+    group = scheduler.open_group()
+    group.add(0, [1])
+    group.done()
+    running.leader.drain("SIGTERM")
+    drain = scheduler.expect(DrainGroup)
+    assert (drain.group, drain.remaining_ms, drain.reason) == (group.register.group, 7000, "SIGTERM")
+    group.plan()
+    assert group.done()[0].step == 2, "what runs there goes on"
+    group.send(Stop("SIGTERM"))
+    assert running.join() == End(Ended.STOPPED, "SIGTERM")
+
+
+def test_an_idle_leader_that_is_to_end_ends_at_once(scheduler, address) -> None:
+    running = RunningLeader(scheduler, address)
+    scheduler.open_group()
+    running.leader.drain("SIGTERM")
+    assert running.join() == End(Ended.STOPPED, "SIGTERM")
+
+
+def test_a_drain_ends_with_the_session(scheduler, address) -> None:
+    running = RunningLeader(scheduler, address)
+    group = scheduler.open_group()
+    group.add(0, [1])
+    group.done()
+    running.leader.drain("SIGTERM")
+    scheduler.expect(DrainGroup)
+    scheduler.send(group.peer, Unwelcome(99, "restarted"))
+    assert running.join() == End(Ended.STOPPED, "restarted")
+
+
+def test_a_drain_that_nobody_ends_is_over_after_its_limit(scheduler, address, monkeypatch) -> None:
+    monkeypatch.setattr("workers.leader.DRAIN_MARGIN", 0.0)
+    running = RunningLeader(scheduler, address, drain_timeout=0.0)
+    group = scheduler.open_group()
+    group.add(0, [1])
+    group.done()
+    running.leader.drain("SIGTERM")
+    assert running.join() == End(Ended.STOPPED, "the drain limit is over")
 
 
 def test_a_final_refusal_ends_the_leader(scheduler, address) -> None:

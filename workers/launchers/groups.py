@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from protocol.ids import GroupId, Incarnation, random_u64
 from workers.launchers.base import Launch, RankEnded
-from workers.rank import EXIT_STOPPED, EXIT_UNUSABLE
+from workers.rank import EXIT_UNUSABLE
 
 STOP_GRACE = 5.0
 """Seconds a rank that was asked to finish has for its last step."""
@@ -147,8 +147,6 @@ class Groups:
         if not group.fallen:
             group.fallen = True
             actions.append(Down(launch, group.cause or event.cause))
-        if event.status == EXIT_STOPPED and not group.cause:
-            group.wanted = False  # it was told to stop, by the scheduler: starting it again would undo that
         if event.status == EXIT_UNUSABLE and group.launches == 1:
             self.unusable = f"group {launch.group}: {event.cause}"
         actions.append(End(launch, 0.0))

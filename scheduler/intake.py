@@ -14,7 +14,7 @@ from protocol.frontend import ModelInfo, RejectCode, Submit
 from protocol.ids import SessionId
 from protocol.packing import PackingError, unpack_biases, unpack_u32
 from protocol.requests import MAX_BAD_WORD_IDS, MAX_BAD_WORDS, MAX_LOGIT_BIASES, Sampling
-from scheduler.requests import Int32Array, Request, Sequence
+from scheduler.requests import NO_OUTPUT, Int32Array, Request, Sequence
 
 U64_END = 1 << 64
 
@@ -97,17 +97,9 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
         raise SubmitRefused(
             RejectCode.INVALID, f"more alternatives are asked for than the {vocab_size} tokens there are"
         )
-    try:
-        biases = unpack_biases(sampling.logit_bias)
-    except PackingError as error:
-        raise SubmitRefused(RejectCode.INVALID, f"logit bias: {error}") from error
-    if len(biases) > MAX_LOGIT_BIASES or len(np.unique(biases["id"])) < len(biases):
-        raise SubmitRefused(RejectCode.INVALID, f"logit bias: more than {MAX_LOGIT_BIASES} tokens, or one twice")
-    if len(biases) and biases["id"].max() >= vocab_size:
-        raise SubmitRefused(RejectCode.INVALID, f"logit bias: {biases['id'].max()} is outside the vocabulary")
-    if not np.isfinite(biases["bias"]).all():
-        raise SubmitRefused(RejectCode.INVALID, "logit bias: a bias is not finite")
-    if len(_ids(sampling.allowed_ids, "allowed ids", vocab_size)) > vocab_size:
+    if sampling.logit_bias:
+        _check_biases(sampling.logit_bias, vocab_size)
+    if sampling.allowed_ids and len(_ids(sampling.allowed_ids, "allowed ids", vocab_size)) > vocab_size:
         raise SubmitRefused(RejectCode.INVALID, f"allowed ids: more than the {vocab_size} tokens there are")
     if len(sampling.bad_words) > MAX_BAD_WORDS:
         raise SubmitRefused(RejectCode.INVALID, f"bad words: more than {MAX_BAD_WORDS}")
@@ -116,11 +108,26 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
             raise SubmitRefused(RejectCode.INVALID, f"bad words: one has no ids, or more than {MAX_BAD_WORD_IDS}")
 
 
+def _check_biases(data: bytes, vocab_size: int) -> None:
+    try:
+        biases = unpack_biases(data)
+    except PackingError as error:
+        raise SubmitRefused(RejectCode.INVALID, f"logit bias: {error}") from error
+    if len(biases) > MAX_LOGIT_BIASES or len(np.unique(biases["id"])) < len(biases):
+        raise SubmitRefused(RejectCode.INVALID, f"logit bias: more than {MAX_LOGIT_BIASES} tokens, or one twice")
+    if biases["id"].max() >= vocab_size:
+        raise SubmitRefused(RejectCode.INVALID, f"logit bias: {biases['id'].max()} is outside the vocabulary")
+    if not np.isfinite(biases["bias"]).all():
+        raise SubmitRefused(RejectCode.INVALID, "logit bias: a bias is not finite")
+
+
 def _ids(data: bytes, what: str, vocab_size: int) -> Int32Array:
+    if not data:
+        return NO_OUTPUT
     try:
         ids = unpack_u32(data)
     except PackingError as error:
         raise SubmitRefused(RejectCode.INVALID, f"{what}: {error}") from error
-    if len(ids) and ids.max() >= vocab_size:
+    if ids.max() >= vocab_size:
         raise SubmitRefused(RejectCode.INVALID, f"{what}: {ids.max()} is outside the vocabulary of {vocab_size}")
     return ids.astype(np.int32)

@@ -69,12 +69,13 @@ class StepLedger:
 
     def open(self, slots: SlotArrays, decodes: SlotIndex, chunks: list[tuple[int, int]]) -> int:
         """Record the rows of the next plan and mark them in the arrays; returns the step's number."""
-        chunk_slots = np.array([slot for slot, _ in chunks], dtype=np.intp)
-        rows = np.concatenate((decodes, chunk_slots))
-        samples = np.ones(len(rows), dtype=np.bool_)
-        samples[len(decodes) :] = slots.planned[chunk_slots] >= slots.target[chunk_slots]
-        lengths = np.ones(len(rows), dtype=np.int64)
-        lengths[len(decodes) :] = [length for _, length in chunks]
+        rows, count = decodes, len(decodes) + len(chunks)
+        samples, lengths = np.ones(count, dtype=np.bool_), np.ones(count, dtype=np.int64)
+        if chunks:
+            chunk_slots = np.array([slot for slot, _ in chunks], dtype=np.intp)
+            rows = np.concatenate((decodes, chunk_slots))
+            samples[len(decodes) :] = slots.planned[chunk_slots] >= slots.target[chunk_slots]
+            lengths[len(decodes) :] = [length for _, length in chunks]
         self.last_planned += 1
         slots.under_way[rows] += samples
         slots.last_step[rows] = self.last_planned

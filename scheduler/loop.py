@@ -14,7 +14,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 import zmq
@@ -110,10 +110,10 @@ class SchedulerLoop:
             poller.register(readable, zmq.POLLIN)
         try:
             while not self._ended():
-                poller.poll(math.ceil(1000 * self._sleep(self._clock())))
-                with contextlib.suppress(BlockingIOError):
+                ready = {readable for readable, _ in poller.poll(math.ceil(1000 * self._sleep(self._clock())))}
+                if self._wake_reader.fileno() in ready:
                     self._wake_reader.recv(4096)
-                self._turn(self._clock())
+                self._turn(self._clock(), ready)
         finally:
             self._close()
 
@@ -149,7 +149,8 @@ class SchedulerLoop:
 
     # ----------------------------------------------------------------------------------------------------- a turn
 
-    def _turn(self, now: float) -> None:
+    def _turn(self, now: float, ready: Container[object]) -> None:
+        """``ready`` holds the sockets that have something to read."""
         self._turns += 1
         self._restart_timers_after_a_pause(now)
         if self._drain_asked and self._drain_ends is None:

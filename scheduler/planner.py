@@ -69,43 +69,46 @@ class Planner:
             skips=pack_u32(skips),
         )
 
-    def decoding(self) -> SlotIndex:
-        """Decoding slots that do not end for certain with what is already under way: a row returns at least one id."""
-        slots = self._tenancy.slots
-        return self._open_ended(slots.occupied & (slots.planned >= slots.target)).nonzero()[0]
+    def _decoding(self) -> tuple[BoolArray, BoolArray]:
+        """(decoding slots; of these, those that do not end for certain with what is under way), over all slots.
 
-    def _open_ended(self, decoding: BoolArray) -> BoolArray:
+        A row under way returns at least one id.
+        """
         slots = self._tenancy.slots
-        rows: BoolArray = decoding & (slots.outputs + slots.under_way < slots.limit)
-        return rows
+        decoding = slots.occupied & (slots.planned >= slots.target)
+        return decoding, decoding & (slots.outputs + slots.under_way < slots.limit)
 
     def _plan_decodes(self) -> tuple[SlotIndex, SlotIndex, list[Int32Array]]:
         """(slots that decode, decoding slots that sit the step out, block pairs)."""
-        slots = self._tenancy.slots
-        decoding = slots.occupied & (slots.planned >= slots.target)
-        (rows,) = self._open_ended(decoding).nonzero()
-        wanted = self.blocks_wanted(rows)
-        total = int(wanted.sum())
+        decoding, open_ended = self._decoding()
+        (rows,) = open_ended.nonzero()
+        wanted = self._blocks_wanted(open_ended)
         growth: list[Int32Array] = []
-        if total > self._tenancy.pool.free:
-            rows, growth = self._grow_by_rank(rows, wanted)
-        elif total:
-            growth = [self._tenancy.grow(rows, wanted)]
-        decoding &= slots.occupied  # those just preempted are no more
+        if wanted is not None:
+            if wanted.sum() > self._tenancy.pool.free:
+                rows, growth = self._grow_by_rank(rows, wanted[rows])
+                decoding &= self._tenancy.slots.occupied
+            else:
+                growth = [self._tenancy.grow(rows, wanted[rows])]
         decoding[rows] = False
         return rows, decoding.nonzero()[0], growth
 
-    def blocks_wanted(self, rows: SlotIndex) -> Int64Array:
-        """Blocks each row lacks for one more step when every row under way returns the most ids it may."""
+    def _blocks_wanted(self, rows: BoolArray) -> Int64Array | None:
+        """Blocks that slots lack for one more step when every row under way returns the most ids it may.
+
+        Over all slots, 0 where not in ``rows``; None when none lacks any, as most steps are.
+        """
         slots, most = self._tenancy.slots, self.shape.max_ids_per_row
-        reach = slots.prompt_len[rows] + slots.outputs[rows] + slots.under_way[rows] * most + (most - 1)
-        lacking: Int64Array = np.maximum(-(-reach // self.shape.block_size) - slots.num_blocks[rows], 0)
-        return lacking
+        reach = slots.prompt_len + slots.outputs + slots.under_way * most + (most - 1)
+        lacking: Int64Array = reach - slots.num_blocks * self.shape.block_size
+        short = rows & (lacking > 0)
+        return -(-lacking // self.shape.block_size) * short if np.count_nonzero(short) else None
 
     def blocks_wanted_next(self) -> int:
         """Blocks that the running decodes will ask the next plan for."""
         if self._wanted_next is None:
-            self._wanted_next = int(self.blocks_wanted(self.decoding()).sum())
+            wanted = self._blocks_wanted(self._decoding()[1])
+            self._wanted_next = 0 if wanted is None else int(wanted.sum())
         return self._wanted_next
 
     def rows_changed(self) -> None:

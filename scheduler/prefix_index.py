@@ -64,15 +64,22 @@ class PrefixIndex:
         """The blocks of registered hashes."""
         return [self._block_of[name] for name in chain]
 
-    def register(self, name: BlockHash, block: int) -> bool:
-        """A held block was filled and confirmed. False when another block has this name, or the index is full."""
-        if name in self._block_of:
-            return self._block_of[name] == block
-        if len(self._block_of) >= self.most_entries and not self.pool.drop_oldest():
-            return False
-        self.pool.keep(block)
-        self._block_of[name], self._hash_of[block] = block, name
-        return True
+    def register(self, names: Chain[BlockHash], blocks: Chain[int]) -> int:
+        """Held blocks were filled and confirmed, a run of a chain; returns how many of its first are registered now.
+
+        It ends where another block has the name, and where the index is full.
+        """
+        block_of, hash_of = self._block_of, self._hash_of
+        for nth, (name, block) in enumerate(zip(names, blocks, strict=True)):
+            known = block_of.get(name)
+            if known is None:
+                if len(block_of) >= self.most_entries and not self.pool.drop_oldest():
+                    return nth
+                self.pool.keep(block)
+                block_of[name], hash_of[block] = block, name
+            elif known != block:
+                return nth
+        return len(blocks)
 
     def name(self, block: int) -> BlockHash | None:
         """What a block is registered as."""

@@ -15,6 +15,9 @@ from protocol.ids import SessionId
 UNWELCOME_INTERVAL = 1.0
 """Seconds between two Unwelcomes on one connection."""
 
+LOOKS = 0.02
+"""Of the peer timeout: how long between two looks for silent peers."""
+
 REMEMBERED_STRANGERS = 4096
 """Connections whose last Unwelcome is remembered; a flood of connections is not answered faster."""
 
@@ -56,7 +59,7 @@ class SessionTable:
         self._by_identity: dict[Identity, Session] = {}
         self._by_id: dict[SessionId, Session] = {}
         self._unwelcomed: dict[bytes, float] = {}
-        self._next_sweep = 0.0
+        self._next_sweep = self._next_look = 0.0
         self._ids = itertools.count(1)
 
     def __len__(self) -> int:
@@ -91,7 +94,10 @@ class SessionTable:
         return [session for session in self._by_id.values() if session.kind is kind]
 
     def silent(self, now: float) -> list[Session]:
-        """Sessions whose peer was not heard for longer than the peer timeout."""
+        """Sessions whose peer was not heard for longer than the peer timeout; looked for now and then only."""
+        if now < self._next_look:
+            return []
+        self._next_look = now + self._peer_timeout * LOOKS
         return [session for session in self._by_id.values() if now - session.last_heard > self._peer_timeout]
 
     def restart_timers(self, now: float) -> None:

@@ -151,10 +151,9 @@ class Tenancy:
     def _register(self, slot: int, sequence: Sequence) -> None:
         """Blocks that are full and certain, up to the first whose name another block has: see PrefixIndex."""
         full, known = self._full_blocks(slot), self._registered[slot]
-        chain = sequence.chain_to(full)
-        while known < full and self.index.register(chain[known], int(self.slots.blocks[slot, known])):
-            known += 1
-        self._registered[slot] = known
+        if known < full:
+            names = sequence.chain_to(full)[known:full]
+            self._registered[slot] += self.index.register(names, self.slots.blocks[slot, known:full].tolist())
 
     def sequences(self) -> list[Sequence]:
         """Every sequence that holds a slot, by slot."""

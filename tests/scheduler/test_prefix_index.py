@@ -47,7 +47,7 @@ def test_what_is_found_by_halving_is_what_a_walk_finds(
         index.pool.share(shared)
         blocks = [*shared, *index.pool.take(len(chain) - found).tolist()]
         known = found
-        while known < min(filled, len(chain)) and index.register(chain[known], blocks[known]):
+        while known < min(filled, len(chain)) and index.register(chain[known : known + 1], blocks[known : known + 1]):
             known += 1
         held.append(blocks)
         index.check_integrity()
@@ -67,4 +67,4 @@ def test_what_nobody_holds_is_not_registered() -> None:
     (block,) = index.pool.take(1).tolist()
     index.pool.give_back([block])
     with pytest.raises(IntegrityError):
-        index.register(name, block)
+        index.register([name], [block])

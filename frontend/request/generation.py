@@ -38,7 +38,7 @@ class Defaults:
             top_p=_number(generation_config.get("top_p"), NEARLY_ZERO, 1.0, plain.top_p),
             top_k=int(_number(generation_config.get("top_k"), 0, 2**31 - 1, plain.top_k)),
             repetition_penalty=_number(
-                generation_config.get("repetition_penalty"), NEARLY_ZERO, 100.0, plain.repetition_penalty
+                generation_config.get("repetition_penalty"), 0.01, 100.0, plain.repetition_penalty
             ),
         )
 

@@ -44,7 +44,8 @@ OutputLimit = Annotated[int, Meta(ge=-1)]
 """-1 is no limit of the client's; what 0 means is decided where the budget is made."""
 Probability = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-RepetitionPenalty = Annotated[float, Meta(gt=0.0, le=100.0)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100.0)]
+"""Logits are divided by it, or multiplied: beyond a hundred either way they might leave the numbers of a float."""
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_BYTES)]
 

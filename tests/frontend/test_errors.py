@@ -56,6 +56,7 @@ REQUESTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     (CHAT, {"presence_penalty": 3}, "invalid_value", "presence_penalty"),
     (CHAT, {"frequency_penalty": -3}, "invalid_value", "frequency_penalty"),
     (CHAT, {"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+    (CHAT, {"repetition_penalty": 1e-30}, "invalid_value", "repetition_penalty"),
     (CHAT, {"seed": 2**63}, "invalid_value", "seed"),
     (CHAT, {"seed": 1.5}, "invalid_type", "seed"),
     (CHAT, {"max_tokens": 0}, "invalid_value", "max_tokens"),

@@ -1,60 +1,60 @@
-"""The engine that runs a real model: weights, KV pool and sampler behind the Engine interface."""
+"""The engine that runs a real model: weights, KV pool and sampler behind the Engine interface. Knows no tensor library.
+
+Two builders make one: ``torch_engine`` (any device) and ``native_engine`` (CPUs the native library has code for).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Generic
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from headrace.model_files.artefacts import Artefacts, cache_directory, load_artefacts
+from headrace.model_files.artefacts import Artefacts, load_artefacts
 from protocol.worker import RowStatus
-from workers.backends.base import Backend, StepInputs
-from workers.backends.torch_reference import TorchReference
-from workers.engine import Engine, EngineDescription, EngineFault, ModelDoesNotFit, RowResults
-from workers.model.checkpoint import (
-    Checkpoint,
-    SafetensorsCheckpoint,
-    check_tensors,
-    content_id,
-    safetensors_files,
-)
+from workers.backends.base import Backend, Logits, StepInputs
+from workers.engine import Engine, EngineDescription, EngineFault, RowResults
 from workers.model.config import ModelConfig
 from workers.model.errors import ModelError
-from workers.model.gguf_checkpoint import open_gguf
-from workers.model.memory import MemoryNeeds, available_memory, gpu_memory, human_bytes, weight_bytes, working_bytes
-from workers.model.precision import resolve_device, resolve_dtype
+from workers.model.precision import check_device, may_have_gpu, named_precision
 from workers.options import WorkerOptions
 from workers.prompt_logprobs import JudgedRows, judged_rows
-from workers.sampler import Sampler
-from workers.slots import PoolShape, SlotTable, StepBatch
-from workers.threads import usable_cpus
+from workers.sampling import Sampler
+from workers.slots import SlotTable, StepBatch
 
 _log = logging.getLogger(__name__)
 
 Report = Callable[[str, float], None]
 """What is being done, and how much of it is."""
 
-_CPU_KV_BYTES = 512 << 20
-_USEFUL_TOKENS = 256
-"""A pool that cannot hold a sequence of this many tokens is of no use."""
-_NUMERICS_VERSION = "1"
+_NUMERICS_VERSION = "2"
 """Raise it when the same inputs should give other tokens than before."""
 
 
-class ModelEngine:
-    """Runs the model on one rank. See ``build_model_engine``."""
+class ModelEngine(Generic[Logits]):
+    """Runs the model on one rank, with a backend and a sampler of the same kind of arrays. See ``build_model_engine``.
 
-    def __init__(self, backend: Backend, sampler: Sampler, description: EngineDescription) -> None:
+    ``out_of_memory`` are the errors by which these say that a step was too large.
+    """
+
+    def __init__(
+        self,
+        backend: Backend[Logits],
+        sampler: Sampler[Logits],
+        description: EngineDescription,
+        *,
+        out_of_memory: tuple[type[Exception], ...] = (MemoryError,),
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._backend = backend
         self._sampler = sampler
         self._description = description
+        self._out_of_memory = out_of_memory
+        self._close = close
 
     @property
     def description(self) -> EngineDescription:
@@ -74,9 +74,9 @@ class ModelEngine:
             positions = batch.context_lengths[sampling]
             sampled = self._sampler.sample(output.logits, batch.slots[sampling], positions, table)
             prompt_records = judged.records(output.judged, self._sampler.token_records)
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except self._out_of_memory as error:
             raise EngineFault("out_of_memory", _one_line(error), kv_survived=True) from error
-        except RuntimeError as error:  # what torch raises for anything that goes wrong in an operation
+        except RuntimeError as error:  # what torch and the native library raise for anything that goes wrong
             raise EngineFault("engine", _one_line(error), kv_survived=False) from error
         status[sampling] = sampled.status
         status[output.broken] = RowStatus.NAN
@@ -100,6 +100,7 @@ class ModelEngine:
 
     def close(self) -> None:
         self._backend.close()
+        self._close()
 
     def _clear_broken(self, batch: StepBatch, rows: npt.NDArray[np.intp], table: SlotTable) -> None:
         """Zero what these rows wrote. The blocks before may be shared: what is in them is sound, and others read it."""
@@ -115,124 +116,47 @@ def build_model_engine(options: WorkerOptions, report: Report) -> Engine:
     """
     if options.tp != 1:
         raise ModelError(f"tensor parallelism is not built yet: tp is {options.tp}, only 1 works")
-    torch.set_num_threads(options.threads or usable_cpus())
+    check_device(options.device)
+    named_precision(options.dtype)
     report("reading", 0.0)
     artefacts = load_artefacts(options.model, revision=options.revision, download_dir=options.download_dir)
     config = ModelConfig.from_dict(artefacts.config)
-    device = resolve_device(options.device)
-    source = _open(artefacts, config, options, device)
-    shape = _plan_shape(options, config, source.dtype, device)
-    content = content_id(source.files, cache_directory())
-    checkpoint = source.load(content, lambda done: report("decoding", done))
-    backend = TorchReference(
-        config,
-        checkpoint,
-        dtype=source.dtype,
-        device=device,
-        # A plan may run on for a step or two past the end it does not know of yet.
-        positions=shape.context + 2 * shape.max_ids_per_row,
-        progress=lambda done: report("loading", done),
-    )
-    backend.allocate_kv(shape.num_blocks, shape.block_size)
-    report("warming up", 0.0)
-    backend.warm_up(shape.max_tokens_per_step, shape.max_slots)
-    description = EngineDescription(
-        shape=shape,
-        numerics_digest=_numerics_digest(config, content, backend, options),
-        tokenizer_digest=artefacts.tokenizer_digest(),
-        backend=backend.name,
-    )
-    _log.info("%s: %s, %d KV blocks of %d", artefacts.name, backend.name, shape.num_blocks, shape.block_size)
-    report("ready", 1.0)
-    return ModelEngine(backend, Sampler(shape.max_slots, shape.vocab_size, device), description)
+    if options.device == "cpu" or (options.device == "auto" and not may_have_gpu()):
+        from workers.native_engine import NativeEngineUnsuited, build_native_engine
+
+        try:
+            return build_native_engine(options, artefacts, config, report)
+        except NativeEngineUnsuited as reason:
+            _log.info("the torch reference runs the model: %s", reason)
+            return _build_torch_engine(options, artefacts, config, report, instead_of=str(reason))
+    return _build_torch_engine(options, artefacts, config, report)
 
 
-@dataclass(frozen=True)
-class _Source:
-    """An opened checkpoint and what it will be computed in."""
+def numerics_digest(options: WorkerOptions, config: ModelConfig, content: bytes, facts: Mapping[str, str]) -> bytes:
+    """Of everything that decides which tokens a request gets: equal digests promise equal tokens.
 
-    dtype: torch.dtype
-    files: list[Path]
-    load: Callable[[bytes, Callable[[float], None]], Checkpoint]
-    """Given the name of the content and a progress callback; decodes a GGUF file that was not decoded before."""
-
-
-def _open(artefacts: Artefacts, config: ModelConfig, options: WorkerOptions, device: torch.device) -> _Source:
-    path = artefacts.weights
-    if not path.is_dir():
-        dtype = resolve_dtype(options.dtype, gguf=True, named="", stored=torch.float32, device=device)
-        cache = cache_directory()
-        return _Source(
-            dtype, [path], lambda content, progress: open_gguf(path, config, dtype, content, cache, progress)
-        )
-    files = safetensors_files(path)
-    checkpoint = SafetensorsCheckpoint(files)
-    check_tensors(config, checkpoint.shapes(), path)
-    stored = checkpoint.stored_dtype()
-    dtype = resolve_dtype(options.dtype, gguf=False, named=config.dtype, stored=stored, device=device)
-    return _Source(dtype, files, lambda content, progress: checkpoint)
-
-
-def _context(options: WorkerOptions, config: ModelConfig) -> int:
-    if options.max_model_len is None:
-        return config.context
-    if not 0 < options.max_model_len <= config.context:
-        raise ModelError(
-            f"--max-model-len {options.max_model_len} is not within the model's context of {config.context} tokens"
-        )
-    return options.max_model_len
-
-
-def _plan_shape(options: WorkerOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PoolShape:
-    """Size the tables and the KV pool; raises ModelDoesNotFit when weights and pool exceed the memory."""
-    on_cuda = device.type == "cuda"
-    context = _context(options, config)
-    slots = options.max_num_seqs or (256 if on_cuda else 64)
-    tokens = max(options.max_num_batched_tokens or (8192 if on_cuda else 512), slots)
-    needs = MemoryNeeds(
-        weights=weight_bytes(config, dtype),
-        step=working_bytes(config, tokens, slots),
-        block=config.kv_bytes_per_token(dtype.itemsize) * options.block_size,
-        least_blocks=-(-min(context, _USEFUL_TOKENS) // options.block_size),
-    )
-    bound = gpu_memory(device, options.gpu_memory_utilization) if on_cuda else available_memory()
-    most_blocks = slots * -(-(context + 1) // options.block_size)
-    return PoolShape(
-        num_blocks=_num_blocks(options, needs, bound, bound if on_cuda else _CPU_KV_BYTES, most_blocks),
-        block_size=options.block_size,
-        max_slots=slots,
-        max_tokens_per_step=tokens,
-        max_ids_per_row=1,
-        vocab_size=config.vocab_size,
-        context=context,
-    )
-
-
-def _num_blocks(options: WorkerOptions, needs: MemoryNeeds, bound: int, default: int, most_blocks: int) -> int:
-    """KV blocks of a pool of the size asked for, else of ``default`` bytes or what ``bound`` leaves."""
-    if options.kv_cache_memory is None:
-        wanted = min(default, needs.left(bound))
-        needs.check(bound, needs.least_blocks)
-        return max(needs.least_blocks, min(wanted // needs.block, most_blocks))
-    blocks = options.kv_cache_memory // needs.block
-    if not blocks:
-        pool, block = human_bytes(options.kv_cache_memory), human_bytes(needs.block)
-        raise ModelDoesNotFit(f"a KV pool of {pool} holds no block: {options.block_size} tokens take {block}")
-    needs.check(bound, blocks)
-    return blocks
-
-
-def _numerics_digest(config: ModelConfig, content: bytes, backend: Backend, options: WorkerOptions) -> bytes:
-    """Of everything that decides which tokens a request gets: equal digests promise equal tokens."""
-    facts = {
+    ``content`` names the weights, ``facts`` what computes with them.
+    """
+    everything = {
         "version": _NUMERICS_VERSION,
         "weights": content.hex(),
         "config": repr(config),
         "tp": options.tp,
         "block size": options.block_size,
-        **backend.numeric_class,
+        **facts,
     }
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).digest()
+    return hashlib.blake2b(json.dumps(everything, sort_keys=True).encode(), digest_size=16).digest()
+
+
+def _build_torch_engine(
+    options: WorkerOptions, artefacts: Artefacts, config: ModelConfig, report: Report, *, instead_of: str = ""
+) -> Engine:
+    try:
+        from workers.torch_engine import build_torch_engine
+    except ModuleNotFoundError as error:
+        why = f"{instead_of}; " if instead_of else ""
+        raise ModelError(f"{why}{error.name} is not installed: pip install 'headrace[worker]'") from error
+    return build_torch_engine(options, artefacts, config, report)
 
 
 def _inputs(batch: StepBatch, table: SlotTable, judged: JudgedRows) -> StepInputs:

@@ -37,6 +37,10 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which vocabulary a scripted or simulated engine speaks."""
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str = ""
+    """int8: matrices with one scale per output channel, on the native CPU library; empty: as ``dtype`` says."""
+    kv_cache_dtype: str = "auto"
+    """auto, bfloat16 or int8 (per token and KV head)."""
     revision: str = ""
     download_dir: str = ""
     max_model_len: int | None = None

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from workers.slots import BoolArray, Int32Array, SlotTable
 
-Logits = TypeVar("Logits", contravariant=True)
+LogitsIn = TypeVar("LogitsIn", contravariant=True)
 """fp32 [rows, vocab] in whatever a backend computes with."""
 
 Int64Array = npt.NDArray[np.int64]
@@ -28,13 +28,13 @@ class Sampled:
     """[rows]: the record of the row's id; empty where none was asked for, meaningless where status is not OK."""
 
 
-class Sampler(Protocol[Logits]):
+class Sampler(Protocol[LogitsIn]):
     """Draws one id per row. The order of its stages is that of ``workers/sampler.py``."""
 
     def add(self, slots: Int32Array, table: SlotTable) -> None:
         """Take over the parameters of slots that were just added."""
 
-    def sample(self, logits: Logits, slots: Int32Array, positions: Int32Array, table: SlotTable) -> Sampled:
+    def sample(self, logits: LogitsIn, slots: Int32Array, positions: Int32Array, table: SlotTable) -> Sampled:
         """Draw for ``slots`` [rows] from ``logits`` [rows, vocab], which may be used up.
 
         ``positions`` [rows] are the indices the drawn ids will have in their sequences; the table holds the tokens
@@ -42,6 +42,6 @@ class Sampler(Protocol[Logits]):
         """
 
     def token_records(
-        self, logits: Logits, tokens: Int32Array, alternatives: Int64Array
+        self, logits: LogitsIn, tokens: Int32Array, alternatives: Int64Array
     ) -> tuple[list[bytes], BoolArray]:
         """The record of each row's token [rows], and whether the row's numbers are all right."""

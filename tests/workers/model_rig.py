@@ -15,11 +15,12 @@ from torch import Tensor
 from protocol.packing import pack_u32
 from protocol.requests import Sampling
 from protocol.worker import Plan, SlotAdd
-from workers.backends.base import StepInputs, StepOutputs
-from workers.backends.torch_reference import TorchReference
+from workers.backends.base import StepInputs
+from workers.backends.torch_reference import TorchOutputs, TorchReference
 from workers.engine import Engine, RowResults
-from workers.model.checkpoint import SafetensorsCheckpoint, safetensors_files
+from workers.model.checkpoint import safetensors_files
 from workers.model.config import ModelConfig
+from workers.model.safetensors_checkpoint import SafetensorsCheckpoint
 from workers.options import WorkerOptions
 from workers.slots import SlotTable
 
@@ -119,7 +120,7 @@ class BackendRows:
         self._tables: dict[str, list[int]] = {}
         self._computed: dict[str, int] = {}
 
-    def step(self, rows: dict[str, Sequence[int]]) -> StepOutputs:
+    def step(self, rows: dict[str, Sequence[int]]) -> TorchOutputs:
         """Append tokens to sequences, named freely; logits come back in the given order."""
         starts = [self._computed.setdefault(name, 0) for name in rows]
         lengths = [len(tokens) for tokens in rows.values()]

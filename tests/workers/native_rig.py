@@ -1,4 +1,4 @@
-"""The native library for tests; those that need it are skipped where it cannot be had."""
+"""The native library at its best level for tests; those that need it are skipped where it cannot be had."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workers.backends.native_cpu.library import NativeLibrary, load_library
 
 
 def native_library() -> NativeLibrary:
-    """Built once for all runs: it is kept in the user's cache, not in the tests'."""
+    """Skips the test when there is none."""
     try:
         return load_library()
     except NativeCpuUnavailable as error:

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.workers.model_rig import save_tiny_llama
-from workers.model.checkpoint import SafetensorsCheckpoint, check_tensors, content_id, safetensors_files
+from workers.model.checkpoint import check_tensors, content_id, safetensors_files
 from workers.model.config import ModelConfig
 from workers.model.errors import ModelError
+from workers.model.safetensors_checkpoint import SafetensorsCheckpoint
 
 pytestmark = pytest.mark.slow
 

@@ -1,19 +1,21 @@
-"""What a backend is: it owns the weights and the KV pool, and turns the tokens of a step into logits."""
+"""What a backend is: it owns the weights and the KV pool, and turns the tokens of a step into logits.
+
+``Logits`` are fp32 arrays of whatever it computes with: torch's on the reference, numpy's on the native one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from workers.slots import BoolArray, Int32Array
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
+Logits = TypeVar("Logits", bound=Sized)
+LogitsOut = TypeVar("LogitsOut", bound=Sized, covariant=True)
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -41,19 +43,23 @@ class StepInputs:
     """[judged]: tokens of the step, by index, whose logits are wanted too, for the logprobs of what follows them."""
 
 
-@dataclass(frozen=True)
-class StepOutputs:
+class StepOutputs(Protocol[LogitsOut]):
     """What the forward pass gave."""
 
-    logits: Tensor
-    """fp32 [sampling rows, vocab], in row order, on the backend's device."""
-    broken: BoolArray
-    """[rows]: the row's last hidden state is not finite."""
-    judged: Iterator[Tensor]
-    """fp32 [at most a few dozen, vocab] each: the logits of ``StepInputs.judged`` in pieces, made as they are taken."""
+    @property
+    def logits(self) -> LogitsOut:
+        """fp32 [sampling rows, vocab], in row order, on the backend's device."""
+
+    @property
+    def broken(self) -> BoolArray:
+        """[rows]: the row's last hidden state is not finite."""
+
+    @property
+    def judged(self) -> Iterator[LogitsOut]:
+        """fp32 [at most a few dozen, vocab] each: logits of ``StepInputs.judged`` in pieces, made as they are taken."""
 
 
-class Backend(Protocol):
+class Backend(Protocol[LogitsOut]):
     """A decoder with its KV pool, on one device."""
 
     @property
@@ -61,7 +67,7 @@ class Backend(Protocol):
         """For the log and the metrics: backend, device and precision."""
 
     @property
-    def numeric_class(self) -> dict[str, str]:
+    def numeric_class(self) -> Mapping[str, str]:
         """What decides the bits it computes, the weights aside."""
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
@@ -70,7 +76,7 @@ class Backend(Protocol):
     def warm_up(self, max_tokens: int, max_rows: int) -> None:
         """Do whatever would otherwise make the first steps slow. The pool is as before."""
 
-    def step(self, inputs: StepInputs) -> StepOutputs:
+    def step(self, inputs: StepInputs) -> StepOutputs[LogitsOut]:
         """Write K/V of every token into the pool, attend from the pool alone, and give logits."""
 
     def clear_blocks(self, blocks: Int32Array) -> None:

@@ -8,6 +8,7 @@ everything else works on rows one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workers.backends.base import Int64Array, StepInputs, StepOutputs
+from workers.backends.base import Int64Array, StepInputs
 from workers.backends.paged_attention import (
     KVPool,
     TileGroup,
@@ -28,11 +29,19 @@ from workers.backends.row_ladder import LADDER, REFERENCE_ROWS, CpuLinear, agree
 from workers.model.checkpoint import Checkpoint
 from workers.model.config import ModelConfig
 from workers.model.decoder import Decoder, Linear
-from workers.model.precision import dtype_name
-from workers.slots import Int32Array
+from workers.slots import BoolArray, Int32Array
 
 _JUDGED_AT_ONCE = 64
 """Prompt tokens whose logits exist at a time."""
+
+
+@dataclass(frozen=True)
+class TorchOutputs:
+    """What a step gave; see ``StepOutputs``."""
+
+    logits: Tensor
+    broken: BoolArray
+    judged: Iterator[Tensor]
 
 
 class TorchReference:
@@ -67,7 +76,7 @@ class TorchReference:
 
     @property
     def name(self) -> str:
-        return f"torch reference, {self._device}, {dtype_name(self._dtype)}"
+        return f"torch reference, {self._device}, {_name(self._dtype)}"
 
     @property
     def numeric_class(self) -> dict[str, str]:
@@ -76,8 +85,8 @@ class TorchReference:
             "backend": "torch reference 1",
             "torch": torch.__version__,
             "device": f"{self._device.type} {device}",
-            "dtype": dtype_name(self._dtype),
-            "kv dtype": dtype_name(self._dtype),
+            "dtype": _name(self._dtype),
+            "kv dtype": _name(self._dtype),
             "query rows": str(self._query_rows),
         }
 
@@ -113,7 +122,7 @@ class TorchReference:
             )
         )
 
-    def step(self, inputs: StepInputs) -> StepOutputs:
+    def step(self, inputs: StepInputs) -> TorchOutputs:
         return self._step(inputs)
 
     def clear_blocks(self, blocks: Int32Array) -> None:
@@ -143,7 +152,7 @@ class TorchReference:
         return rows if self._on_cuda else padded_rows(rows, ladder)
 
     @torch.inference_mode()
-    def _step(self, inputs: StepInputs) -> StepOutputs:
+    def _step(self, inputs: StepInputs) -> TorchOutputs:
         pool, device = self._allocated(), self._device
         count = len(inputs.tokens)
         padded = self._padded(count, self._body_rows)
@@ -159,7 +168,7 @@ class TorchReference:
         normed = self._decoder.normed(self._with_company(rows))[: len(last)]
         broken = ~torch.isfinite(normed).all(dim=-1).cpu().numpy()
         logits = self._logits(normed[torch.from_numpy(inputs.samples).to(device)])
-        return StepOutputs(logits, broken, self._judged(hidden[torch.from_numpy(inputs.judged).to(device)]))
+        return TorchOutputs(logits, broken, self._judged(hidden[torch.from_numpy(inputs.judged).to(device)]))
 
     def _judged(self, hidden: Tensor) -> Iterator[Tensor]:
         """Logits of hidden states [judged, hidden], a few rows at a time: a long prompt's do not fit a memory."""
@@ -211,3 +220,7 @@ def _padded_to(values: Int64Array, count: int, device: torch.device) -> Tensor:
     padded = np.zeros(count, dtype=np.int64)
     padded[: len(values)] = values
     return torch.from_numpy(padded).to(device)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

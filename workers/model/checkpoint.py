@@ -1,26 +1,25 @@
 """Weights by name: which tensors a decoder needs, and where they come from.
 
-Tensors have Hugging Face names here, whatever the file calls them. Tensors read from safetensors are views of the
-mapped file: nothing is read before it is used.
+Tensors have Hugging Face names here, whatever the file calls them. Torch is needed by those who ask for tensors only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.model_files.artefact_error import ArtefactError
 from headrace.model_files.cache import publish_file
 from workers.model.config import ModelConfig
 from workers.model.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -87,32 +86,6 @@ def check_tensors(config: ModelConfig, found: Mapping[str, Sequence[int]], sourc
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
             raise ModelError(f"{source}: {name} has shape {list(found[name])}; config.json means {list(shape)}")
-
-
-class SafetensorsCheckpoint:
-    """One or more safetensors files, mapped."""
-
-    def __init__(self, files: Iterable[Path]) -> None:
-        self._handles: dict[str, Any] = {}  # tensor name → open file; safetensors has no public type for it
-        for file in files:
-            try:
-                handle = safe_open(file, framework="pt")  # type: ignore[no-untyped-call]
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"{file}: cannot be read as safetensors: {error}") from error
-            for name in handle.keys():  # noqa: SIM118 (a handle is not a mapping)
-                if name in self._handles:
-                    raise ModelError(f"{file}: tensor {name} is in another file too")
-                self._handles[name] = handle
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(handle.get_slice(name).get_shape()) for name, handle in self._handles.items()}
-
-    def stored_dtype(self) -> torch.dtype:
-        return self.tensor(EMBEDDING).dtype
-
-    def tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self._handles[name].get_tensor(name)
-        return tensor
 
 
 def safetensors_files(directory: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from workers.model.checkpoint import EMBEDDING, FINAL_NORM, HEAD, ROPE_FACTORS, Checkpoint, layer_prefix
 from workers.model.config import ModelConfig
-from workers.model.rope import inverse_frequencies, rope_tables, rotate
+from workers.model.rope import inverse_frequencies, rope_tables
 
 
 class Linear(Protocol):
@@ -75,9 +75,11 @@ class Decoder:
         self.final_norm = loader.tensor(FINAL_NORM, torch.float32)
         head = EMBEDDING if config.tied_embeddings else HEAD
         self.head = loader.linear([head], dtype=torch.float32)
-        factors = checkpoint.tensor(ROPE_FACTORS) if ROPE_FACTORS in checkpoint.shapes() else None
-        cos, sin = rope_tables(inverse_frequencies(config.rope, config.head_dim, factors), positions)
-        self.cos, self.sin = cos.to(device), sin.to(device)
+        factors = checkpoint.tensor(ROPE_FACTORS).numpy() if ROPE_FACTORS in checkpoint.shapes() else None
+        tables = rope_tables(inverse_frequencies(config.rope, config.head_dim, factors), positions)
+        cos, sin = map(torch.from_numpy, tables)
+        # For both halves of a head; sin is negated in the first, see ``rotate``.
+        self.cos, self.sin = torch.cat((cos, cos), dim=-1).to(device), torch.cat((-sin, sin), dim=-1).to(device)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attention) -> Tensor:
         """tokens, positions int64 [tokens] → hidden states before the final norm [tokens, hidden]."""
@@ -105,6 +107,12 @@ class Decoder:
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (self.config.hidden_size,), weight, self.config.norm_eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate fp32 heads x [tokens, heads, head_dim] by tables taken at their positions [tokens, 1, head_dim]."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((high, low), dim=-1).mul_(sin).add_(x * cos)
 
 
 class _Loader:

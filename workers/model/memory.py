@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from workers.engine import ModelDoesNotFit
 from workers.model.checkpoint import EMBEDDING, HEAD, expected_shapes
 from workers.model.config import ModelConfig
@@ -48,22 +46,16 @@ def available_memory(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
     return min(_meminfo_available(meminfo), _cgroup_left(cgroup))
 
 
-def gpu_memory(device: torch.device, utilisation: float) -> int:
-    """Bytes this process may take on a GPU under ``--gpu-memory-utilization``, less what is taken already."""
-    free, total = torch.cuda.mem_get_info(device)
-    return int(total * utilisation) - (total - free)
-
-
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of the loaded weights: all in ``dtype``, but the head that makes logits in fp32."""
+def weight_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Bytes of weights in torch: ``itemsize`` a value, but for the head that makes logits in fp32."""
     shapes = expected_shapes(config)
     shapes.pop(HEAD, None)
-    head = math.prod(shapes[EMBEDDING]) * torch.float32.itemsize
-    return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize + head
+    head = math.prod(shapes[EMBEDDING]) * 4
+    return sum(math.prod(shape) for shape in shapes.values()) * itemsize + head
 
 
 def working_bytes(config: ModelConfig, max_tokens: int, max_rows: int) -> int:
-    """Bytes a step takes beside weights and pool, about: activations of its tokens, attention, logits and sampling."""
+    """Bytes a step in torch takes beside weights and pool, about: activations, attention, logits and sampling."""
     heads = config.num_heads + 2 * config.num_kv_heads
     per_token = 4 * (4 * config.hidden_size + 4 * config.intermediate_size + 6 * heads * config.head_dim)
     per_row = 4 * 3 * config.vocab_size

@@ -1,61 +1,50 @@
-"""Which device and precision a model runs in."""
+"""Which device and precision a model runs in, by name. Knows no tensor library."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-
-import torch
 
 from workers.model.errors import ModelError
 
-_DTYPES = {
-    "float32": torch.float32,
-    "float": torch.float32,
-    "fp32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-    "fp16": torch.float16,
-}
+ITEMSIZES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a value, by precision."""
+
+_OTHER_NAMES = {"float": "float32", "fp32": "float32", "bf16": "bfloat16", "half": "float16", "fp16": "float16"}
+_STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _CPUINFO = Path("/proc/cpuinfo")
+_GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
-def resolve_device(option: str) -> torch.device:
-    """``auto`` is CUDA when there is a GPU, else the CPU. Raises ModelError on a device this machine lacks."""
-    if option == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(option)
-    except RuntimeError as error:
-        raise ModelError(f"device {option} is not known; known: auto, cpu, cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ModelError(f"device {option} is not supported; supported: auto, cpu, cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("device cuda was asked for and torch finds no GPU")
-    return device
+def may_have_gpu() -> bool:
+    """Whether it is worth asking torch for one."""
+    return any(path.exists() for path in _GPU_DEVICES)
 
 
-def resolve_dtype(option: str, *, gguf: bool, named: str, stored: torch.dtype, device: torch.device) -> torch.dtype:
-    """The precision to compute in.
-
-    ``auto`` is the checkpoint's: ``named`` in its config.json, else as ``stored``. A GGUF file has none of its own:
-    bfloat16 where it is fast (CUDA, or a CPU with AVX512-BF16 or AMX), else float32.
-    """
-    if option != "auto":
-        if option not in _DTYPES:
-            raise ModelError(f"dtype {option} is not supported; supported: auto, float32, bfloat16, float16")
-        return _DTYPES[option]
-    if gguf:
-        return torch.bfloat16 if device.type == "cuda" or cpu_has_bfloat16() else torch.float32
-    dtype = _DTYPES.get(named.removeprefix("torch."), stored)
-    if dtype not in _DTYPES.values():
-        raise ModelError(f"the checkpoint is stored as {dtype}, which is not supported; --dtype names another")
-    return dtype
+def check_device(option: str) -> None:
+    """Raise ModelError on a device that nothing here runs on."""
+    if not _DEVICE.fullmatch(option):
+        raise ModelError(f"device {option} is not supported; supported: auto, cpu, cuda, cuda:N")
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def named_precision(option: str) -> str:
+    """``--dtype`` as one of ITEMSIZES, or auto. Raises ModelError."""
+    name = _OTHER_NAMES.get(option, option)
+    if name != "auto" and name not in ITEMSIZES:
+        raise ModelError(f"dtype {option} is not supported; supported: auto, float32, bfloat16, float16")
+    return name
+
+
+def checkpoint_precision(named: str, stored: str) -> str:
+    """A directory's own: ``named`` in its config.json, else as its tensors are ``stored`` (F32, BF16, F16)."""
+    name = named.removeprefix("torch.")
+    name = _OTHER_NAMES.get(name, name)
+    if name in ITEMSIZES:
+        return name
+    if stored not in _STORED:
+        raise ModelError(f"the checkpoint is stored as {stored}, which is not supported; --dtype names another")
+    return _STORED[stored]
 
 
 def cpu_has_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:

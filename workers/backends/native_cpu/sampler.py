@@ -120,7 +120,8 @@ class NativeSampler:
         none = np.zeros(0, dtype=np.int32)
         allowed = none if rules is None or rules.allowed is None else rules.allowed
         words = [] if rules is None else rules.endings
-        endings = np.concatenate([none, *(part for word in words for part in (np.int32([len(word)]), word))])
+        parts = [part for word in words for part in (np.array([len(word)], dtype=np.int32), word)]
+        endings = np.concatenate([none, *parts])
         bias_ids, biases, forbidden = (
             (none, none, none)
             if rules is None

@@ -143,7 +143,8 @@ class Tenancy:
 
     def _own(self, sequence: Sequence, found: int) -> list[BlockHash]:
         """Names of what it computes in its prefill and others may wait for."""
-        return self._chain(sequence, 0)[found : sequence.length // self.shape.block_size]
+        full = sequence.length // self.shape.block_size
+        return self._chain(sequence, full)[found:full]
 
     def _full_blocks(self, slot: int) -> int:
         return self.slots.confirmed(slot) // self.shape.block_size

@@ -178,6 +178,11 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def quantization(text: str) -> str:
+    """What weights become when they are loaded; empty when they stay as the model brings them."""
+    return {"none": "", "gguf": ""}.get(_one_of(text, ("none", "gguf", "int8")), text)
+
+
 def dtype(text: str) -> str:
     """A precision, under vLLM's other names for it too."""
     name = {"half": "float16", "float": "float32"}.get(text, text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -125,8 +127,13 @@ def check_installed(values: Mapping[str, Any]) -> None:
     """Name the extra that is missing, before any process fails on it."""
     if values.get("launcher", "ray") == "ray" and importlib.util.find_spec("ray") is None:
         raise UsageError("Ray is not installed: pip install 'headrace[ray]', or give --launcher local")
-    if values.get("engine", "model") == "model" and importlib.util.find_spec("torch") is None:
-        raise UsageError("torch is not installed: pip install 'headrace[worker]'")
+    if values.get("engine", "model") == "model" and not (importlib.util.find_spec("torch") or _has_compiler()):
+        raise UsageError("neither torch nor a C++ compiler is installed: pip install 'headrace[worker]'")
+
+
+def _has_compiler() -> bool:
+    """What the native CPU library is built with; it runs models without torch."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++"))
 
 
 def artefacts_of(given: Mapping[str, Any]) -> Artefacts:

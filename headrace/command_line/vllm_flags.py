@@ -134,7 +134,6 @@ _EXPERTS = (
 
 _MODEL = (
     *_group(f"{NOT_YET}: a GGUF file brings its own", "one", "quantization-config"),
-    ForeignFlag("quantization", f"{NOT_YET}: a GGUF file brings its own", neutral=("none", "gguf"), aliases=("-q",)),
     *_group(f"{NO_SUCH}; old schemes are not read", "none", "allow-deprecated-quantization"),
     *_group(f"{NO_SUCH}; tokenizer.json or the GGUF file's vocabulary is used", "one", "tokenizer-mode=auto|hf|fast"),
     *_group(f"{NO_SUCH}; the tokenizer comes with the model", "one", "tokenizer-revision"),
@@ -169,8 +168,7 @@ _MODEL = (
 
 _CACHE = (
     *_group(f"{NO_SUCH}; blocks are 16 tokens", "one", "block-size=16"),
-    *_group(f"{NO_SUCH}; the KV cache has the model's precision", "one", "kv-cache-dtype=auto"),
-    *_group(f"{NO_SUCH}; the KV cache has the model's precision", "many", "kv-cache-dtype-skip-layers"),
+    *_group(f"{NO_SUCH}; all layers have one KV precision", "many", "kv-cache-dtype-skip-layers"),
     *_group("use --kv-cache-memory", "one", "num-gpu-blocks-override"),
     *_group(f"{NO_SUCH}; preempted requests are recomputed", "one", "swap-space=0|4", "preemption-mode=recompute"),
     *_group(f"{NO_SUCH}; block hashes are not chosen", "one", "prefix-caching-hash-algo", "prefix-match-unit"),

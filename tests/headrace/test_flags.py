@@ -187,6 +187,8 @@ def test_a_flag_of_others_is_taken_with_one_notice_or_becomes_ours_or_ends_with_
         ('--allowed-origins ["https://a","https://b"]', {"cors_origins": ("https://a", "https://b")}),
         ("--generation-config vllm", {"generation_config": "none"}),
         ("--dtype half", {"dtype": "float16"}),
+        ("-q int8 --kv-cache-dtype int8", {"quantization": "int8", "kv_cache_dtype": "int8"}),
+        ("--quantization gguf", {"quantization": ""}),
         ("--enable-prefix-caching", {"prefix_caching": True}),
         ("--no-enable-prefix-caching", {"prefix_caching": False}),
         ("--long-prefill-token-threshold 1k", {"long_prefill_threshold": 1000}),

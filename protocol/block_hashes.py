@@ -44,4 +44,5 @@ def pack_hashes(parent: BlockHash, ids: bytes, block_size: int) -> bytes:
 
 def split_hashes(packed: bytes) -> list[BlockHash]:
     """Hashes that travelled end to end."""
-    return [BlockHash(packed[at : at + HASH_BYTES]) for at in range(0, len(packed), HASH_BYTES)]
+    names: list[BlockHash] = [packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES)]  # type: ignore[misc]
+    return names

@@ -85,6 +85,11 @@ class PrefixIndex:
         """What a block is registered as."""
         return self._hash_of.get(block)
 
+    @property
+    def written(self) -> int:
+        """Blocks that others may wait for."""
+        return len(self._writer_of)
+
     def writers(self) -> set[int]:
         """Identities of all sequences that others may wait for."""
         return {id(sequence) for sequence in self._writer_of.values()}

@@ -155,7 +155,9 @@ class WaitingQueue:
         self.accounts = TenantAccounts(quantum)
         self._quantum, self._aging = quantum, aging
         self._levels: dict[int, Level] = {}
+        """Every one that was ever used."""
         self._priorities: list[int] = []
+        """Of those with something waiting, sorted."""
         self._places: dict[Sequence, Level] = {}
         self._news = False
 
@@ -207,9 +209,7 @@ class WaitingQueue:
         """
         self._age(now)
         for priority in list(self._priorities):
-            level = self._levels.get(priority)
-            if level is not None:
-                yield from level.in_turn()
+            yield from self._levels[priority].in_turn()
 
     def displaceable(self, above: int) -> Iterator[Sequence]:
         """Fresh ones on levels less urgent than ``above``: the least urgent level first, of each the newest first."""
@@ -232,6 +232,7 @@ class WaitingQueue:
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = Level(priority, self._quantum)
+        if not level:
             insort(self._priorities, priority)
         level.add(sequence, account, now)
         self._places[sequence] = level
@@ -240,7 +241,6 @@ class WaitingQueue:
         level = self._places.pop(sequence)
         level.remove(sequence)
         if not level:
-            del self._levels[level.priority]
             self._priorities.remove(level.priority)
 
     def _age(self, now: float) -> None:
@@ -250,8 +250,8 @@ class WaitingQueue:
         first, moved = self._priorities[0], 0
         for priority in self._priorities[1:]:
             patience = (priority - first) * self._aging
-            while moved < MOST_AGED_AT_ONCE and (level := self._levels.get(priority)):
-                ripe = [sequence for sequence, since in level.oldest() if now - since >= patience]
+            while moved < MOST_AGED_AT_ONCE:
+                ripe = [sequence for sequence, since in self._levels[priority].oldest() if now - since >= patience]
                 for sequence in ripe:
                     self._unplace(sequence)
                     self._place(sequence, first, self.accounts.of(sequence.request.tenant), now)
@@ -261,8 +261,8 @@ class WaitingQueue:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless levels, lines, accounts, states and the token count hold."""
-        if self._priorities != sorted(self._levels) or not all(self._levels.values()):
-            raise IntegrityError("the levels are out of order, or one is empty")
+        if self._priorities != sorted(priority for priority, level in self._levels.items() if level):
+            raise IntegrityError("the levels with something waiting are not those in order")
         found = []
         for level in self._levels.values():
             level.check_integrity()

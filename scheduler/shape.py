@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from protocol.worker import Register
 
@@ -51,12 +52,12 @@ class GroupShape:
             )
         return shape
 
-    @property
+    @cached_property
     def usable_slots(self) -> int:
         """Never more sequences than tokens in a step: all decodes fit the budget, and a prefill gets its share."""
         return min(self.max_slots, self.max_tokens_per_step)
 
-    @property
+    @cached_property
     def effective_context(self) -> int:
         """Longest sequence, prompt and output, that completes when it runs alone.
 
@@ -66,7 +67,7 @@ class GroupShape:
         overshoot = max(PLANS_IN_FLIGHT * (self.max_ids_per_row - 1) - 1, 0)
         return min(self.context, (self.num_blocks - self.watermark) * self.block_size - overshoot)
 
-    @property
+    @cached_property
     def blocks_per_slot(self) -> int:
         """Most blocks one sequence can be given."""
         return self.blocks_for(self.effective_context + PLANS_IN_FLIGHT * self.max_ids_per_row)

@@ -9,6 +9,9 @@
     under_way                  ? ?              outstanding plans in which the row samples: each adds 1 … max_ids
     blocks       [  ][  ][  ][  ]               reach to the furthest position those plans and the next may write
 
+    last_step                                   the last step whose plan has a row for the slot
+    record_bytes                                size of the logprob record of an output id; 0 when none is wanted
+
 Knows nothing of plans or pools.
 """
 
@@ -29,6 +32,9 @@ BoolArray = npt.NDArray[np.bool_]
 STOP_COLUMNS = 8
 """Stop ids compared as a matrix; a sequence with more is compared one by one."""
 
+FIELDS = 13
+"""Rows of the table of integers."""
+
 NO_ID = -1
 FIRST_OUTPUT_COLUMNS = 256
 
@@ -40,22 +46,27 @@ class SlotArrays:
         def zeros(dtype: Any) -> npt.NDArray[Any]:
             return np.zeros(max_slots, dtype=dtype)
 
+        # What a step reads lies together: one table, of which the names below are rows.
+        self._table: npt.NDArray[np.int64] = np.zeros((FIELDS, max_slots), dtype=np.int64)
+        (
+            self.session,
+            self.prompt_len,
+            self.target,
+            self.computed,
+            self.planned,
+            self.outputs,
+            self.limit,
+            self.min_tokens,
+            self.under_way,
+            self.last_step,
+            self.num_blocks,
+            self.record_bytes,
+            self.prompt_record_bytes,
+        ) = self._table
         self.occupied: npt.NDArray[np.bool_] = zeros(np.bool_)
         self.generation: npt.NDArray[np.int64] = zeros(np.int64)
         """Rises at every release: (slot, generation) names one tenure."""
-        self.session: npt.NDArray[np.int64] = zeros(np.int64)
         self.rid: npt.NDArray[np.uint64] = zeros(np.uint64)
-        self.prompt_len: npt.NDArray[np.int64] = zeros(np.int64)
-        self.target: npt.NDArray[np.int64] = zeros(np.int64)
-        self.computed: npt.NDArray[np.int64] = zeros(np.int64)
-        self.planned: npt.NDArray[np.int64] = zeros(np.int64)
-        self.outputs: npt.NDArray[np.int64] = zeros(np.int64)
-        self.limit: npt.NDArray[np.int64] = zeros(np.int64)
-        self.min_tokens: npt.NDArray[np.int64] = zeros(np.int64)
-        self.under_way: npt.NDArray[np.int64] = zeros(np.int64)
-        self.last_step: npt.NDArray[np.int64] = zeros(np.int64)
-        """The last step whose plan has a row for the slot."""
-        self.num_blocks: npt.NDArray[np.int64] = zeros(np.int64)
         self.blocks: Int32Array = np.zeros((max_slots, blocks_per_slot), dtype=np.int32)
         self.stops: npt.NDArray[np.int64] = np.full((max_slots, STOP_COLUMNS), NO_ID, dtype=np.int64)
         self.most_stops = 1
@@ -64,26 +75,31 @@ class SlotArrays:
         self.with_many_stops = 0
         """Occupied slots with more stop ids than columns."""
         self.output: Int32Array = np.zeros((max_slots, FIRST_OUTPUT_COLUMNS), dtype=np.int32)
-        self.record_bytes: npt.NDArray[np.int64] = zeros(np.int64)
-        """Size of the logprob record of an output id; 0 when none is wanted."""
-        self.prompt_record_bytes: npt.NDArray[np.int64] = zeros(np.int64)
         self.recorded = 0
         """Occupied slots that want records of either kind: while there are none, nobody looks further."""
         self.sequences: list[Sequence | None] = [None] * max_slots
 
     def fill(self, slot: int, sequence: Sequence, cached: int) -> None:
         """A sequence enters a slot, this many of its tokens computed; its blocks follow by ``append_blocks``."""
-        request, outputs = sequence.request, len(sequence.output)
+        request, outputs, sampling = sequence.request, len(sequence.output), sequence.sampling
+        prompt_len = len(request.prompt)
+        self._table[:, slot] = (
+            request.session,
+            prompt_len,
+            prompt_len + outputs,  # target
+            cached,  # computed
+            cached,  # planned
+            outputs,
+            request.limit,
+            sampling.min_tokens,
+            0,  # under_way
+            0,  # last_step
+            0,  # num_blocks
+            _record_bytes(sampling.logprobs),
+            _record_bytes(sampling.prompt_logprobs),
+        )
         self.occupied[slot] = True
-        self.session[slot] = request.session
         self.rid[slot] = sequence.rid
-        self.prompt_len[slot] = len(request.prompt)
-        self.target[slot] = sequence.length
-        self.outputs[slot] = outputs
-        self.limit[slot] = request.limit
-        self.min_tokens[slot] = request.sampling.min_tokens
-        self.planned[slot] = self.computed[slot] = cached
-        self.under_way[slot] = self.last_step[slot] = self.num_blocks[slot] = 0
         self.stops[slot] = NO_ID
         stops = len(request.stops)
         self.many_stops[slot] = many = stops > STOP_COLUMNS
@@ -92,10 +108,8 @@ class SlotArrays:
             self.stops[slot, :stops] = list(request.stops)
             self.most_stops = max(self.most_stops, stops)
         self._make_room_for_output(outputs)
-        self.output[slot, :outputs] = sequence.output
-        sampling = sequence.sampling
-        self.record_bytes[slot] = _record_bytes(sampling.logprobs)
-        self.prompt_record_bytes[slot] = _record_bytes(sampling.prompt_logprobs)
+        if outputs:
+            self.output[slot, :outputs] = sequence.output
         self.recorded += self._is_recorded(slot)
         self.sequences[slot] = sequence
 

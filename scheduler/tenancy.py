@@ -58,8 +58,10 @@ class Tenancy:
 
     def hit(self, sequence: Sequence) -> int:
         """Leading blocks that a sequence would find computed."""
+        if not self._caches(sequence):
+            return 0
         most = sequence.reusable // self.shape.block_size
-        return self.index.hit(self._chain(sequence, most), most) if self._caches(sequence) else 0
+        return self.index.hit(sequence.chain_to(most), most)
 
     def blocks_to_admit(self, sequence: Sequence) -> int:
         """Blocks that its admission would take from the free ones: cached ones that nobody holds count, too."""
@@ -69,10 +71,12 @@ class Tenancy:
 
     def parks(self, sequence: Sequence) -> bool:
         """Whether the first block that it lacks is being computed by another, no less important, right now."""
-        most, found = sequence.reusable // self.shape.block_size, self.hit(sequence)
-        if found == most or not self._caches(sequence):
+        if not self.index.written or not self._caches(sequence):
             return False
-        writer = self.index.writer(self._chain(sequence, most)[found])
+        most, found = sequence.reusable // self.shape.block_size, self.hit(sequence)
+        if found == most:
+            return False
+        writer = self.index.writer(sequence.chain_to(most)[found])
         return writer is not None and writer.request.priority <= sequence.request.priority
 
     def admit(self, sequence: Sequence) -> int:

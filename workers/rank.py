@@ -11,6 +11,8 @@ import signal
 import sys
 from collections.abc import Callable
 
+import msgspec
+
 from headrace.lease import LeaseClient
 from headrace.model_files.artefact_error import ArtefactError
 from protocol.keys import KeysError
@@ -53,7 +55,10 @@ def run(options: WorkerOptions, *, ranks_on_host: int = 1, handle_signals: bool 
     """
     if handle_signals:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    limit_threads(threads_for_rank(options.threads, ranks_on_host))
+    threads = threads_for_rank(options.threads, ranks_on_host)
+    limit_threads(threads)
+    if ranks_on_host > 1:
+        options = msgspec.structs.replace(options, threads=threads)
     return _Rank(options, handle_signals).run()
 
 

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from headrace.model_files.cache import cache_directory, private_directory
+
 
 @pytest.fixture(scope="session")
 def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache of this run's own, for tests that load models."""
     cache = tmp_path_factory.mktemp("cache")
+    # But for the native library, whose build takes longer than all that is tested with it.
+    (cache / "native_cpu").symlink_to(private_directory(cache_directory() / "native_cpu"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADRACE_CACHE", str(cache))
         yield cache

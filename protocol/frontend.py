@@ -57,6 +57,14 @@ class Abort(Wire, frozen=True, tag=3):
 PRIORITY_CLASSES = ("urgent", "normal", "background")
 """Priorities below, at and above 0."""
 
+
+class Inquire(Wire, frozen=True, tag=4):
+    """What became of these choices? Answered by Told; changes nothing."""
+
+    nonce: U64
+    rids: Annotated[tuple[U64, ...], msgspec.Meta(max_length=MAX_CHOICES)]
+
+
 LOWEST_PRIORITY = -100
 """The most urgent one: nothing is displaced by a Submit of it or above."""
 
@@ -244,6 +252,63 @@ class Load(Wire, frozen=True, tag=36):
     """Waiting choices that gave way to more urgent ones, since the scheduler's start."""
 
 
+class Phase(IntEnum):
+    """What a choice is doing."""
+
+    QUEUED = 1
+    """It waits for a group; also when it was preempted or lost its group."""
+    PREFILL = 2
+    """It holds a slot, and its next id is the first since it does."""
+    DECODE = 3
+    ENDED = 4
+
+
+class Span(Wire, frozen=True):
+    """A choice was in one phase."""
+
+    phase: Phase
+    group: Annotated[str, msgspec.Meta(max_length=256)]
+    """Empty while it waits."""
+    at_us: U64
+    """Since its Submit."""
+    us: U64
+
+
+class Timeline(Wire, frozen=True):
+    """Where one choice's time went, since its Submit in this session."""
+
+    rid: U64
+    submitted_us_ago: U64
+    lasted_us: U64
+    """From its Submit to its end, or to now."""
+    phase: Phase
+    queued_us: U64
+    prefill_us: U64
+    decode_us: U64
+    prompt_tokens: Count
+    cached_tokens: Count
+    """Prompt tokens that its first start found computed."""
+    output_tokens: Count
+    """Those of a resume included; 0 until it has ended."""
+    starts: Count
+    """How often it was given a slot."""
+    preemptions: Count
+    losses: Count
+    """Steps and groups that failed under it."""
+    ended: Text
+    """Why, as a finish reason or ``rejected: `` and a code; empty while it has not."""
+    message: Text
+    spans: tuple[Span, ...]
+    """In order, the first ones of a life with many."""
+
+
+class Told(Wire, frozen=True, tag=50):
+    """The timelines asked for, without those that are not known (any more)."""
+
+    nonce: U64
+    timelines: tuple[Timeline, ...]
+
+
 class ModelUp(Wire, frozen=True, tag=37):
     """A model has a (new) ready group, or its description changed."""
 
@@ -263,5 +328,5 @@ class Drain(Wire, frozen=True, tag=39):
     remaining_ms: Count
 
 
-FrontendToScheduler = Hello | Submit | Abort | Ping
-SchedulerToFrontend = Welcome | Unwelcome | Frame | Frames | Reject | Load | ModelUp | ModelDown | Pong | Drain
+FrontendToScheduler = Hello | Submit | Abort | Inquire | Ping
+SchedulerToFrontend = Welcome | Unwelcome | Frame | Frames | Reject | Load | ModelUp | ModelDown | Pong | Drain | Told

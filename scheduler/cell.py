@@ -80,7 +80,7 @@ class Cell:
         """Set by whoever reads sockets; relayed in Load."""
         self._settings = settings
         self._outbox, self._notes = Outbox(), Notebook()
-        self._fleet = Fleet(settings, epoch, self._outbox, self._notes)
+        self._fleet = self._new_fleet()
         self._admission = Admission(settings, self._fleet)
         self._frontends: dict[SessionId, dict[int, Sequence]] = {}
         self._deadlines: list[tuple[float, tuple[int, int], Request]] = []
@@ -90,6 +90,14 @@ class Cell:
         self._finished: Counter[FinishReason] = Counter()
         self._rejected: Counter[RejectCode] = Counter()
         self._queue_timeouts = 0
+
+    def _new_fleet(self) -> Fleet:
+        """Its groups; a cell that watches them has a fleet that tells it."""
+        return Fleet(self._settings, self.epoch, self._outbox, self._notes)
+
+    def start_draining(self) -> None:
+        """Nothing new is taken from now on."""
+        self.draining = True
 
     def take_outbox(self) -> list[Outgoing]:
         """Everything to be sent since the last call, in order."""

@@ -66,7 +66,7 @@ class Fleet:
         self._outbox = outbox
         self._notes = notes
         self._given_up: dict[str, int] = {}
-        self._stirred: set[Group] = set()
+        self._stirred: dict[Group, None] = {}
         """Groups that something happened to since they were last offered requests and asked for plans."""
         self._next_judgement = 0.0
 
@@ -118,7 +118,7 @@ class Fleet:
 
     def _remove(self, group: Group, reason: str, now: float) -> None:
         del self.groups[group.session]
-        self._stirred.discard(group)
+        self._stirred.pop(group, None)
         self._requeue(group.scheduler.reset(), now)
         model = self.models[group.register.model]
         del model.groups[group.name]
@@ -243,7 +243,7 @@ class Fleet:
     def refill_stirred(self, now: float) -> None:
         """Admit and plan wherever something happened since the last time; a newcomer is offered to every group."""
         self.place_news(now)
-        stirred, self._stirred = self._stirred, set()
+        stirred, self._stirred = self._stirred, {}
         for group in stirred:
             self._keep_busy(group, now)
 
@@ -272,7 +272,7 @@ class Fleet:
 
     def _stir(self, group: Group) -> None:
         """Something happened to a group that may give it room or work."""
-        self._stirred.add(group)
+        self._stirred[group] = None
         self.models[group.register.model].open[group] = None
 
     def _admit(self, model: Model, groups: Iterable[Group], now: float) -> None:
@@ -306,7 +306,7 @@ class Fleet:
             self.drain_rate.admitted(now)
         sequence.group, sequence.passed_over = group.name, 0
         group.scheduler.admit(sequence)
-        self._stirred.add(group)
+        self._stirred[group] = None
         if not sequence.started:
             sequence.started = True
             self._notes.start(sequence.request.session, Started(sequence.rid, group.name, sequence.cached_tokens))

@@ -231,7 +231,7 @@ class SchedulerLoop:
 
     def _start_draining(self, now: float) -> None:
         self._drain_ends, self._idle_since = now + self._settings.drain_timeout, now
-        self.cell.draining = True
+        self.cell.start_draining()
         self.frontends.start_draining(self._drain_ends, now)
         logger.info("draining: nothing new is taken")
 

@@ -39,12 +39,16 @@ class Asked:
     max_tokens: int
     seed: int
     tenant: str = ""
+    tells_tenant: bool = True
+    """Whether the scheduler is told whose it is."""
     priority: int = 0
     block_hashes: bytes = b""
     block_size: int = 0
     salt: bytes = b""
     at: float = 0.0
     """When it arrived."""
+    turn: int = 0
+    """Of its conversation."""
     rid: int = 0
     ids: array[int] = field(default_factory=lambda: array("I"))
     first_id_at: float = -1.0
@@ -70,7 +74,7 @@ class Asked:
             model,
             self.prompt,
             self.max_tokens,
-            tenant=self.tenant,
+            tenant=self.tenant if self.tells_tenant else "",
             priority=self.priority,
             block_hashes=self.block_hashes,
             block_size=self.block_size,

@@ -45,7 +45,7 @@ class SimulatedGroup:
         self.slowness = 1.0
         """Steps take so many times as long."""
         self.steps = 0
-        self._times = times
+        self.times = times
         self._epoch = 0
         self._next_step: int | None = None
 
@@ -81,7 +81,7 @@ class SimulatedGroup:
             raise AssertionError(f"step {plan.step} came where {self._next_step} was due")
         self._next_step = plan.step + 1
         step = self._running = self._apply(plan)
-        return self._times.step_us(step.features) * self.slowness / 1e6
+        return self.times.step_us(step.features) * self.slowness / 1e6
 
     def end(self) -> StepDone:
         """The running step is over."""
@@ -104,7 +104,7 @@ class SimulatedGroup:
             counts=pack_u8(step.samples * most),
             ids=pack_u32(ids),
             status=bytes(len(step.slots)),
-            step_us=int(self._times.step_us(features) * self.slowness),
+            step_us=int(self.times.step_us(features) * self.slowness),
             prefill_tokens=features.prefill_tokens,
             decode_seqs=features.decode_seqs,
             sum_ctx_decode=features.sum_ctx_decode,

@@ -79,28 +79,32 @@ class LoadResult:
 def measure(load: Load, *, seconds: float = 6.0, warm_up: float = 3.0) -> LoadResult:
     """Run a scheduler process under this load."""
     with tempfile.TemporaryDirectory(prefix="hr-") as directory, _scheduler(directory, load) as process:
-        with SocketSimulation(frontend_address=f"ipc://{directory}/f", worker_address=f"ipc://{directory}/w") as sim:
+        sockets = SocketSimulation(frontend_address=f"ipc://{directory}/f", worker_address=f"ipc://{directory}/w")
+        with sockets as sim:
             _fill(sim, load)
             sim.run(sim.clock() + warm_up)
-            steps, waited = sim.turnaround.steps, sim.turnaround.waited
-            ids, ended = _ids(sim), _ended(sim)
-            began, cpu, own = time.perf_counter(), _cpu_seconds(process.pid), time.process_time()
-            sim.run(sim.clock() + seconds)
-            took = time.perf_counter() - began
-            steps = sim.turnaround.steps - steps
-            waited = sim.turnaround.waited - waited
-            ids = _ids(sim) - ids
-            return LoadResult(
-                load=load,
-                seconds=took,
-                core_share=(_cpu_seconds(process.pid) - cpu) / took,
-                simulation_share=(time.process_time() - own) / took,
-                steps_done=steps / (load.groups * load.steps_a_second * took),
-                stood_still=waited / max(steps, 1),
-                ids_a_second=ids / took,
-                requests_a_second=(_ended(sim) - ended) / took,
-                occupancy=ids / max(steps, 1) / load.streams,
-            )
+            return _observe(sim, load, process.pid, seconds)
+
+
+def _observe(sim: SocketSimulation, load: Load, scheduler: int, seconds: float) -> LoadResult:
+    """Let time pass and say what happened meanwhile."""
+    steps, waited, ids, ended = sim.turnaround.steps, sim.turnaround.waited, _ids(sim), _ended(sim)
+    began, cpu, own = time.perf_counter(), _cpu_seconds(scheduler), time.process_time()
+    sim.run(sim.clock() + seconds)
+    took = time.perf_counter() - began
+    steps, waited = sim.turnaround.steps - steps, sim.turnaround.waited - waited
+    ids = _ids(sim) - ids
+    return LoadResult(
+        load=load,
+        seconds=took,
+        core_share=(_cpu_seconds(scheduler) - cpu) / took,
+        simulation_share=(time.process_time() - own) / took,
+        steps_done=steps / (load.groups * load.steps_a_second * took),
+        stood_still=waited / max(steps, 1),
+        ids_a_second=ids / took,
+        requests_a_second=(_ended(sim) - ended) / took,
+        occupancy=ids / max(steps, 1) / load.streams,
+    )
 
 
 def largest_held(*, first: int, most: int = 256, seconds: float = 6.0) -> LoadResult | None:

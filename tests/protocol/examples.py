@@ -16,16 +16,21 @@ from protocol.frontend import (
     Frames,
     GroupLoad,
     Hello,
+    Inquire,
     Limits,
     Load,
     ModelDown,
     ModelInfo,
     ModelUp,
+    Phase,
     PromptLogprobs,
     Reject,
     RejectCode,
+    Span,
     Started,
     Submit,
+    Timeline,
+    Told,
     Welcome,
 )
 from protocol.packing import pack_u8, pack_u32, pack_u64
@@ -79,6 +84,7 @@ FROM_FRONTEND: tuple[Wire, ...] = (
         block_size=3,
     ),
     Abort((1, BIG)),
+    Inquire(BIG, (1, BIG)),
     Ping(9),
 )
 TO_FRONTEND: tuple[Wire, ...] = (
@@ -107,6 +113,14 @@ TO_FRONTEND: tuple[Wire, ...] = (
         (GroupLoad("g0", "m", True, 100, 10, 20, 3, 0, 1, 2, 3, 4, 5, 6),),
         (1, 2, 1),
         7,
+    ),
+    Told(
+        BIG,
+        (
+            Timeline(
+                1, 90, 80, Phase.ENDED, 10, 20, 50, 6, 4, 9, 2, 1, 3, "stop", "m", (Span(Phase.DECODE, "g0", 30, 50),)
+            ),
+        ),
     ),
     ModelUp(MODEL),
     ModelDown("m", "its group died"),

@@ -92,6 +92,15 @@ def unavailable(message: str, retry_after_ms: int = 2000) -> ApiError:
     )
 
 
+def nothing_allowed() -> ApiError:
+    """The request's own constraints leave no token at some point of its output."""
+    return ApiError(
+        400,
+        "No token is left to go on with: 'allowed_token_ids', 'bad_words' and 'min_tokens' together forbid every one.",
+        code="invalid_value",
+    )
+
+
 def engine_error(message: str) -> ApiError:
     """A fault that will repeat, so clients are told not to try again."""
     return ApiError(500, message, kind="server_error", code="engine_error", headers={"x-should-retry": "false"})

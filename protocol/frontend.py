@@ -133,6 +133,8 @@ class FinishReason(IntEnum):
     ERROR = 5
     """The row failed in the engine; ``message`` says how."""
     GRAMMAR = 6
+    NO_TOKEN = 7
+    """What the request allows and forbids leaves no token to go on with."""
 
 
 class Finish(Wire, frozen=True):

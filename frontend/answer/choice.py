@@ -230,6 +230,8 @@ class ChoiceStream:
             self._error = errors.unavailable("The server ended this request.")
         elif end.reason is FinishReason.ERROR:
             self._error = errors.engine_error(end.message or "The engine could not go on with this request.")
+        elif end.reason is FinishReason.NO_TOKEN:
+            self._error = errors.nothing_allowed()
         elif end.reason is FinishReason.DEADLINE:
             pass  # whether that is an end or an error depends on the answer's other choices: see ``expire``
         elif end.reason is FinishReason.LENGTH:

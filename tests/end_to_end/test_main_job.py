@@ -193,6 +193,7 @@ def test_a_bad_request_harms_nobody_else(client) -> None:
         {"temperature": -1},
         {"max_tokens": "many"},
         {"extra_body": {"stop_token_ids": [10**9]}},
+        {"extra_body": {"allowed_token_ids": [2], "min_tokens": 5}},  # the end token alone
         {"messages": "hi"},
     )
     for bad in bad_bodies:

@@ -65,6 +65,8 @@ class Script:
     cached: int = 0
     skip_frame_at: int | None = None
     """The first frame that would start at this index or later is lost, once."""
+    fault: FinishReason = FinishReason.ERROR
+    """How."""
     deadline_at: int | None = None
     """Index at which the scheduler finds the deadline passed."""
     admit: bool = True
@@ -276,7 +278,7 @@ class FakeScheduler:
                 break
         job.position = first + len(ids)
         if finish is None and job.position == script.fault_at:
-            finish = Finish(job.rid, FinishReason.ERROR, job.position, message="the engine failed by script")
+            finish = Finish(job.rid, script.fault, job.position, message="the engine failed by script")
         if finish is None and job.position == script.deadline_at:
             finish = Finish(job.rid, FinishReason.DEADLINE, job.position)
         if finish is not None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from protocol.frontend import FinishReason
 from protocol.packing import pack_u32, unpack_u32
 from tests.frontend.fake_scheduler import Script
 from tests.frontend.folding import both, whole
-from tests.frontend.harness import CHAT, COMPLETIONS, Bench, bench, chat, completion
+from tests.frontend.harness import CHAT, COMPLETIONS, Bench, bench, chat, completion, parse_events
 
 VOCABULARY = 259
 BOTH = (CHAT, COMPLETIONS)
@@ -62,7 +63,7 @@ REFUSED = (
         [-1], [[-1]], [99_999_999], [[1], [VOCABULARY]], [2**70], [[1], []], [], "", [""], ["a", ""], ["a", 1],
         [1, "a"], [[1], "a"], ["a", [1]], [[[1]]], [None], [1.5], [True], {"a": 1}, 5, [{}],
     ), (COMPLETIONS,)),
-    Kind("more prompts than one request may have", "prompt", (["a"] * 129, [[1]] * 100_000), (COMPLETIONS,)),
+    Kind("more prompts than one request may have", "prompt", (["a"] * 129, [[1]] * 90_000), (COMPLETIONS,)),
     Kind("parts without number that are no parts", "messages", tuple(
         [{"role": "user", "content": [part] * 2000}]
         for part in ({"type": "text", "text": 5}, {"type": "nope"}, 5, None, [], {}, {"type": ["text"]})
@@ -175,6 +176,21 @@ async def test_a_bias_an_allowance_and_a_ban_arrive_as_they_were_meant(here: Ben
     assert struct.unpack("<IfIf", sampling.logit_bias) == (7, -100.0, 12, 1.5)
     assert unpack_u32(sampling.allowed_ids).tolist() == [3, 9]
     assert sampling.bad_words == (pack_u32(b"no"), pack_u32(b" no"))
+
+
+async def test_constraints_that_leave_no_token_are_the_clients_mistake(here: Bench) -> None:
+    """Allowed ids that are all bad words, end tokens before min_tokens: only the engine sees it, at some token."""
+    here.scheduler.script = lambda submit: Script([*b"ab"], fault_at=0, fault=FinishReason.NO_TOKEN)
+    for path, body in ((CHAT, chat()), (COMPLETIONS, completion())):
+        for stream in (False, True):
+            response = await here.post(path, {**body, "stream": stream})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (400, "invalid_value")
+            assert "allowed_token_ids" in error["message"]
+    here.scheduler.script = lambda submit: Script([*b"ab"], fault_at=2, fault=FinishReason.NO_TOKEN)
+    *_, event, done = parse_events((await here.post(CHAT, chat(stream=True))).content)
+    assert event["error"]["type"] == "invalid_request_error" and done == "[DONE]"
+    assert (await here.post(CHAT, chat())).status_code == 400
 
 
 async def test_salts_keep_prefixes_apart_and_reach_the_scheduler_as_digests(here: Bench) -> None:

@@ -36,9 +36,9 @@ from scheduler.shape import GroupShape
 from scheduler.tenancy import SlotIndex, Tenancy
 
 FAILURES = {
-    RowStatus.EMPTY_SUPPORT: (FinishReason.NO_TOKEN, "no token is allowed here"),
-    RowStatus.NAN: (FinishReason.ERROR, "the model's output is not a number"),
-    RowStatus.FAULT: (FinishReason.ERROR, "the engine failed on this request"),
+    RowStatus.EMPTY_SUPPORT: "no token is allowed here",
+    RowStatus.NAN: "the model's output is not a number",
+    RowStatus.FAULT: "the engine failed on this request",
 }
 
 
@@ -84,9 +84,7 @@ class GroupScheduler:
     def _start(self, tenancy: Tenancy, last_planned: int) -> None:
         self._tenancy = tenancy
         self._ledger = StepLedger(last_planned)
-        self._planner = Planner(
-            tenancy, self._ledger, self._epoch, self._incarnation, self._pace, self._policy.long_prefill_threshold
-        )
+        self._planner = Planner(tenancy, self._ledger, self._epoch, self._incarnation, self._pace, self._policy)
 
     # -------------------------------------------------------------------------------------------------- admission
 
@@ -135,12 +133,12 @@ class GroupScheduler:
         return not self._tenancy.full and self.running + self.pending_prefill < self.shape.max_tokens_per_step
 
     def free_for_admission(self) -> int:
-        """Blocks a newcomer may take: not the watermark, nor what the running decodes ask for next.
+        """Blocks a newcomer may take: not the watermark, nor what those who run will ask for soon.
 
         Alone on the group it may take all; the effective context sees to it that all is enough.
         """
         free = self._tenancy.pool.free
-        return free - self.shape.watermark - self._planner.blocks_wanted_next() if self.running else free
+        return free - self.shape.watermark - self._planner.blocks_wanted_soon() if self.running else free
 
     def blocks_to_admit(self, sequence: Sequence) -> int:
         """Blocks that its admission would take from those free; fewer when others hold the beginning it shares."""
@@ -157,6 +155,7 @@ class GroupScheduler:
     def admit(self, sequence: Sequence) -> None:
         """Give it a slot and the blocks of its whole prefill; the caller has seen that both are there."""
         cached = self._tenancy.admit(sequence)
+        self._planner.rows_changed()
         if not sequence.started:
             prompt = len(sequence.request.prompt)
             sequence.cached_tokens = min(cached, prompt)
@@ -291,8 +290,7 @@ class GroupScheduler:
             elif status in FAILURES and live[row]:
                 sequence, count = slots.sequence(slot), int(slots.outputs[slot])
                 self.end(sequence)
-                reason, message = FAILURES[status]
-                finished.append(Finished(sequence, reason, count, message=message))
+                finished.append(Finished(sequence, FinishReason.ERROR, count, message=FAILURES[status]))
 
     def _take_late_ids(
         self, record: PlanRecord, rows: Rows, records: StepRecords, finished: list[Finished]
@@ -314,10 +312,12 @@ class GroupScheduler:
                 reason = FinishReason.LENGTH
             if reason is None and status is RowStatus.GRAMMAR_END:
                 reason = FinishReason.GRAMMAR
-            failure, message = FAILURES.get(status, (None, ""))
-            if (reason := reason or failure) is not None:
+            message = FAILURES.get(status, "")
+            if reason is not None or message:
                 self.end(sequence)
-                finished.append(Finished(sequence, reason, len(sequence.output), stop_id, message))
+                finished.append(
+                    Finished(sequence, reason or FinishReason.ERROR, len(sequence.output), stop_id, message)
+                )
         return late
 
     # ---------------------------------------------------------------------------------------------- leaving a slot

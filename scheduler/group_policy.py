@@ -12,6 +12,8 @@ class GroupPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Finished blocks stay addressable, and requests that begin alike share them."""
     prefix_index_bytes: int = 64 << 20
     """Most memory of one group's index; a block that would exceed it is not kept, or an older one is given up."""
+    growth_blocks: int = 2
+    """Blocks that each running sequence can still grow by when another is admitted beside it."""
     prefill_stretch: float = 4.0
     """A step with decodes takes at most so many times as long for the prefill in it, as steps were measured; 0: no
     bound but the step's tokens."""

@@ -10,6 +10,7 @@ import numpy as np
 from protocol.ids import Epoch, Incarnation
 from protocol.packing import pack_u32
 from protocol.worker import Plan, SlotAdd
+from scheduler.group_policy import GroupPolicy
 from scheduler.ledger import StepLedger
 from scheduler.pacing import PrefillPace
 from scheduler.requests import Int32Array, Sequence
@@ -27,7 +28,7 @@ class Planner:
         epoch: Epoch,
         incarnation: Incarnation,
         pace: PrefillPace,
-        long_prefill_threshold: int,
+        policy: GroupPolicy,
     ) -> None:
         self.shape = tenancy.shape
         self.preempted: list[Sequence] = []
@@ -38,8 +39,9 @@ class Planner:
         self._epoch = epoch
         self._incarnation = incarnation
         self._pace = pace
-        self._long_prefill_threshold = long_prefill_threshold
-        self._wanted_next: int | None = None
+        self._long_prefill_threshold = policy.long_prefill_threshold
+        self._growth = policy.growth_blocks * self.shape.block_size
+        self._wanted_soon: int | None = None
 
     def plan(self) -> Plan | None:
         """The next step, or None when two are out or there is nothing to run.
@@ -104,16 +106,22 @@ class Planner:
         short = rows & (lacking > 0)
         return -(-lacking // self.shape.block_size) * short if np.count_nonzero(short) else None
 
-    def blocks_wanted_next(self) -> int:
-        """Blocks that the running decodes will ask the next plan for."""
-        if self._wanted_next is None:
-            wanted = self._blocks_wanted(self._decoding()[1])
-            self._wanted_next = 0 if wanted is None else int(wanted.sum())
-        return self._wanted_next
+    def blocks_wanted_soon(self) -> int:
+        """Blocks to keep for those who run: for the next plan, and for as much more as the policy wants them to grow.
+
+        Whoever is admitted into less is soon preempted, or preempts.
+        """
+        if self._wanted_soon is None:
+            slots, most = self._tenancy.slots, self.shape.max_ids_per_row
+            growth = np.clip(slots.limit - slots.outputs, 0, self._growth)
+            reach = slots.prompt_len + slots.outputs + slots.under_way * most + (most - 1) + growth
+            lacking = -(-reach // self.shape.block_size) - slots.num_blocks
+            self._wanted_soon = int(lacking[slots.occupied & (lacking > 0)].sum())
+        return self._wanted_soon
 
     def rows_changed(self) -> None:
-        """Decodes moved on, came or went: what they want next is to be computed anew."""
-        self._wanted_next = None
+        """Sequences moved on, came or went: what they want is to be computed anew."""
+        self._wanted_soon = None
 
     def _grow_by_rank(self, rows: SlotIndex, wanted: Int64Array) -> tuple[SlotIndex, list[Int32Array]]:
         """Blocks are short: serve the most important first and preempt the least important until it fits.

@@ -156,7 +156,16 @@ class PlainGroup:
     def free_for_admission(self) -> int:
         if not self.tenants:
             return self.free
-        return self.free - self.shape.watermark - sum(map(self.wanted, self.decoding()))
+        return (
+            self.free
+            - self.shape.watermark
+            - sum(self.wanted(each, self.growth(each)) for each in self.tenants.values())
+        )
+
+    def growth(self, tenant: Tenant) -> int:
+        """Tokens that it is to be able to grow by."""
+        left = tenant.sequence.request.limit - tenant.outputs
+        return min(self.policy.growth_blocks * self.shape.block_size, max(left, 0))
 
     def parks(self, sequence: Sequence) -> bool:
         chain = self.chain(sequence, sequence.reusable // self.shape.block_size)
@@ -205,10 +214,10 @@ class PlainGroup:
             if tenant.planned >= tenant.target and tenant.outputs + tenant.under_way < tenant.sequence.request.limit
         ]
 
-    def wanted(self, tenant: Tenant) -> int:
-        """Blocks it lacks for one more step if every plan under way returns the most ids."""
+    def wanted(self, tenant: Tenant, growth: int = 0) -> int:
+        """Blocks it lacks for one more step, and some growth, if every plan under way returns the most ids."""
         most = self.shape.max_ids_per_row
-        reach = len(tenant.tokens) + tenant.under_way * most + most - 1
+        reach = len(tenant.tokens) + tenant.under_way * most + most - 1 + growth
         return max(-(-reach // self.shape.block_size) - len(tenant.blocks), 0)
 
     def plan(self) -> PlainPlan | None:

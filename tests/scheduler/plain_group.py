@@ -19,6 +19,11 @@ from scheduler.requests import Sequence
 from scheduler.shape import PLANS_IN_FLIGHT, GroupShape
 
 
+def failure(status: RowStatus) -> FinishReason:
+    """How a row's failure ends its sequence."""
+    return FinishReason.NO_TOKEN if status is RowStatus.EMPTY_SUPPORT else FinishReason.ERROR
+
+
 @dataclass
 class Tenant:
     """A sequence in a slot."""
@@ -315,7 +320,7 @@ class PlainGroup:
                 self.take_ids(row.tenant, ids, outcome)
         for row, _, status in results:
             if status is not RowStatus.OK and not row.tenant.gone:
-                self.end(row.tenant, FinishReason.ERROR, -1, outcome)
+                self.end(row.tenant, failure(status), -1, outcome)
         for tenant in list(self.settling):
             self.take_late_row(tenant, results, outcome)
         settled = [tenant for tenant in self.settling if tenant.last_step <= self.last_done]
@@ -356,7 +361,7 @@ class PlainGroup:
             reason, stop = self.append(tenant, ids, outcome)
             self.keep_output(tenant)
             if reason is None and status is not RowStatus.OK:
-                reason = FinishReason.ERROR
+                reason = failure(status)
             if reason is not None:
                 self.settling.remove(tenant)
                 outcome.finished.append((tenant.sequence.rid, reason, tenant.outputs, stop))

@@ -30,7 +30,7 @@ struct Amx {
     }
 
     static void product(const uint16_t *x, int64_t x_stride, int rows, const uint16_t *const *tiles, int count,
-                        int pairs, float *out, int64_t stride, bool add) {
+                        int pairs, float *out, int64_t stride, bool add, int64_t ahead = 0) {
         int done = 0;
         if (rows > 16 && pairs % kTilePairs == 0)
             for (; rows - done > 16;) {
@@ -40,7 +40,8 @@ struct Amx {
             }
         for (; done < rows; done += 16) {
             const int size = rows - done < 16 ? rows - done : 16;
-            narrow(x + done * x_stride, x_stride, size, tiles, count, pairs, out + done * stride, stride, add);
+            narrow(x + done * x_stride, x_stride, size, tiles, count, pairs, out + done * stride, stride, add,
+                   rows <= 16 ? ahead : 0);
         }
     }
 
@@ -101,7 +102,7 @@ private:
     }
 
     static void narrow(const uint16_t *x, int64_t x_stride, int rows, const uint16_t *const *tiles, int count,
-                       int pairs, float *out, int64_t stride, bool add) {
+                       int pairs, float *out, int64_t stride, bool add, int64_t ahead) {
         configure(false, rows, 0);
         start<0>(out, stride, add);
         if (count > 1) start<1>(out + 16, stride, add);
@@ -109,6 +110,9 @@ private:
         if (count > 3) start<3>(out + 48, stride, add);
         int pair = 0;
         for (; pair + kTilePairs <= pairs; pair += kTilePairs) {
+            for (int t = 0; ahead && t < count; t++)
+                for (int line = 0; line < kTilePairs; line++)
+                    _mm_prefetch(tiles[t] + (pair + line) * 32 + ahead, _MM_HINT_T0);
             Tiles::load<4>(x + pair * 2, x_stride * 2);
             Tiles::load<6>(tiles[0] + pair * 32, 64), Tiles::dot<0, 4, 6>();
             if (count > 1) Tiles::load<6>(tiles[1] + pair * 32, 64), Tiles::dot<1, 4, 6>();

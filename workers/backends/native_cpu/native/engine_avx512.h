@@ -17,6 +17,7 @@ namespace {
 
 // Rows of a register block and tiles beside each other: 24 accumulators leave registers for the tiles.
 constexpr int kBlockRows = 6;
+constexpr int kPrefetchRows = 4;  // more rows keep the multipliers busy enough
 
 struct Avx512 {
     using Value = float;
@@ -27,11 +28,13 @@ struct Avx512 {
     static void end() {}
 
     // out [rows, tiles * 16] = (or += if add) x [rows, 2 * pairs] times bf16 tiles that continue for all pairs.
+    // With few rows what lies `ahead` values further is brought closer.
     static void product(const float *x, int64_t x_stride, int rows, const uint16_t *const *tiles, int count, int pairs,
-                        float *out, int64_t stride, bool add) {
+                        float *out, int64_t stride, bool add, int64_t ahead = 0) {
         for (int done = 0; done < rows;) {
             const int size = next_rows(rows - done);
-            kDense[size - 1][count - 1](x + done * x_stride, x_stride, tiles, pairs, out + done * stride, stride, add);
+            kDense[size - 1][count - 1](x + done * x_stride, x_stride, tiles, pairs, out + done * stride, stride, add,
+                                        ahead);
             done += size;
         }
     }
@@ -59,7 +62,7 @@ private:
 
     template <int kRows, int kTiles>
     static void dense(const float *x, int64_t x_stride, const uint16_t *const *tiles, int pairs, float *out,
-                      int64_t stride, bool add) {
+                      int64_t stride, bool add, int64_t ahead) {
         __m512 sum[kRows][kTiles];
         const uint16_t *from[kTiles];
         each<kTiles>([&](auto t) INLINE { from[t] = tiles[t]; });
@@ -81,6 +84,8 @@ private:
                 w[t] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(from[t] + pair * 32), 16));
             });
             multiply(0);
+            if constexpr (kRows <= kPrefetchRows)
+                each<kTiles>([&](auto t) INLINE { _mm_prefetch(from[t] + pair * 32 + ahead, _MM_HINT_T0); });
             each<kTiles>([&](auto t) INLINE {
                 w[t] = _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(from[t] + pair * 32), upper));
             });
@@ -142,7 +147,7 @@ private:
         }
     }
 
-    using Dense = void (*)(const float *, int64_t, const uint16_t *const *, int, float *, int64_t, bool);
+    using Dense = void (*)(const float *, int64_t, const uint16_t *const *, int, float *, int64_t, bool, int64_t);
     using Integers = void (*)(const Integer &, const uint16_t *, const TileScales &, float *);
 
     template <int kRows> static constexpr auto dense_row() {

@@ -7,6 +7,19 @@
 namespace headrace {
 namespace {
 
+// With few rows a product waits for its weights. They are brought closer this many bytes before they are needed, at
+// the end of a strip those of the next panel: strips are too short for the processor to find that out by itself.
+constexpr int kAhead = 2048;
+constexpr int kFewRows = 16;
+constexpr int kRowBytes = 64;  // of a tile of bf16
+
+inline void fetch_ahead(const uint8_t *strip, int64_t offset, int64_t bytes, int64_t strip_bytes, int strips) {
+    int64_t at = offset + kAhead;
+    if (at >= strip_bytes) at += (strips - 1) * strip_bytes;
+    for (int64_t line = 0; line < bytes; line += kRowBytes)
+        _mm_prefetch(reinterpret_cast<const char *>(strip + at + line), _MM_HINT_T0);
+}
+
 template <class Engine, int kType>
 void quantised_product(const PackedMatrix &matrix, const Activations &in, int64_t row, int rows, int64_t strip,
                        int strips, float *panel) {
@@ -19,9 +32,11 @@ void quantised_product(const PackedMatrix &matrix, const Activations &in, int64_
         for (int s = 0; s < strips; s++) _mm512_store_ps(panel + r * kPanelWidth + s * 16, _mm512_setzero_ps());
     alignas(64) uint16_t expanded[kPanelStrips * 512];
     TileScales scales;
+    const int64_t strip_bytes = format.strip_bytes(matrix.columns);
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t offset = format.tile_offset(tile), header = format.header_offset(tile);
         for (int s = 0; s < strips; s++) {
+            fetch_ahead(from[s], offset, format.tile, strip_bytes, strips);
             expand(from[s] + offset, expanded + s * 512);
             load_scales<kType>(from[s] + header, from[s] + offset + format.scales, scales, s);
         }
@@ -44,8 +59,16 @@ void dense_product(const PackedMatrix &matrix, const Activations &in, int64_t ro
     const uint16_t *tiles[kPanelStrips];
     for (int s = 0; s < strips; s++) tiles[s] = reinterpret_cast<const uint16_t *>(matrix.strip(strip + s));
     const auto *x = reinterpret_cast<const typename Engine::Value *>(in.dense) + row * in.padded;
-    const int pairs = static_cast<int>(in.padded / 2);
-    Engine::product(x, in.padded, rows, tiles, strips, pairs, panel, kPanelWidth, false);
+    const int pairs = static_cast<int>(in.padded / 2), last = pairs - kAhead / kRowBytes;
+    if (rows > kFewRows || last <= 0) {
+        Engine::product(x, in.padded, rows, tiles, strips, pairs, panel, kPanelWidth, false);
+        return;
+    }
+    constexpr int64_t kFurther = kAhead / 2;
+    Engine::product(x, in.padded, rows, tiles, strips, last, panel, kPanelWidth, false, kFurther);
+    for (int s = 0; s < strips; s++) tiles[s] += last * 32;
+    const int64_t next_panel = kFurther + (strips - 1) * pairs * 32;
+    Engine::product(x + last * 2, in.padded, rows, tiles, strips, pairs - last, panel, kPanelWidth, true, next_panel);
 }
 
 template <class Engine>

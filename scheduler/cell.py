@@ -41,6 +41,9 @@ from scheduler.queue import is_returning
 from scheduler.requests import Request, Sequence, State
 from scheduler.settings import CellSettings
 
+POISON = "the group that ran this request died each time, also when it ran alone"
+"""What is said of a request that is given up."""
+
 SPARE_DEADLINES = 1024
 """Deadlines of finished requests are kept up to this many beyond the live ones, then swept."""
 
@@ -134,8 +137,12 @@ class Cell:
             return
         for victim in displaced:
             self._shed(victim, now)
+        quarantined = self._fleet.quarantine.holds(request, now)
         for sequence in request.choices:
             live[sequence.rid] = sequence
+            if quarantined:
+                self._finish(sequence, FinishReason.ERROR, message=POISON)
+                continue
             self._queue(model, sequence, now)
         self._watch_deadline(request, now)
 
@@ -153,6 +160,10 @@ class Cell:
         if model is None:
             raise SubmitRefused(RejectCode.UNKNOWN_MODEL, f"no group has registered the model {submit.model!r}")
         return model
+
+    def _end_condemned(self) -> None:
+        for sequence in self._fleet.take_condemned():
+            self._withdraw(sequence, FinishReason.ERROR, POISON)
 
     def _shed(self, request: Request, now: float) -> None:
         """It gives way to a more urgent one; nothing of it has started."""
@@ -212,10 +223,12 @@ class Cell:
     def group_lost(self, session: SessionId, reason: str, now: float) -> None:
         """A leader's session ended."""
         self._fleet.lose(session, reason, now)
+        self._end_condemned()
 
     def group_down(self, down: GroupDown, now: float) -> None:
         """A launcher says that an incarnation has ended."""
         self._fleet.down(down, now)
+        self._end_condemned()
 
     def drain_group(self, drain: DrainGroup, now: float) -> None:
         """A group is to go."""
@@ -242,6 +255,7 @@ class Cell:
     def step_failed(self, session: SessionId, failed: StepFailed, now: float) -> None:
         """A plan was not executed: nothing is lost but the work."""
         self._fleet.step_failed(session, failed, now)
+        self._end_condemned()
 
     def _shorten_what_no_group_can_hold(self, model: Model, now: float) -> None:
         """Requests accepted under a longer context get what the groups of today can give."""
@@ -260,6 +274,7 @@ class Cell:
     def advance(self, now: float) -> None:
         """After the events of one turn: what is overdue, who can start, which plans can go, what is left to say."""
         self._fleet.judge_overdue_steps(now)
+        self._end_condemned()
         self._end_expired(now)
         self._refuse_what_waits_in_vain(now)
         self._fleet.refill_stirred(now)

@@ -13,6 +13,7 @@ from scheduler.group import GroupScheduler
 from scheduler.queue import WaitingQueue
 from scheduler.requests import Sequence
 from scheduler.step_watch import StepWatch
+from scheduler.suspects import Ward, is_suspect
 
 AFFINITY = 1.0
 """In steps: the most that a cached prefix is worth. Bounded, so a busy group loses to an idle one that must compute."""
@@ -36,6 +37,7 @@ class Group:
     drain_ends: float | None = None
     """It is to go: nothing is admitted, and what runs at this time goes on elsewhere."""
     drain_reason: str = ""
+    ward: Ward = field(default_factory=Ward)
 
     @property
     def draining(self) -> bool:
@@ -45,10 +47,12 @@ class Group:
     @property
     def accepts(self) -> bool:
         """Whether anything may be admitted now, blocks aside."""
-        return not self.suspect and self.drain_ends is None and self.scheduler.has_room
+        return self.scheduler.has_room and not self.suspect and self.drain_ends is None
 
-    def could_hold(self, sequence: Sequence) -> bool:
-        """Whether the request fits this group when it runs alone."""
+    def could_take(self, sequence: Sequence) -> bool:
+        """Whether the request fits this group when it runs alone, and may run beside those that do now."""
+        if (self.ward or is_suspect(sequence)) and not self.ward.takes(sequence, self.scheduler.running):
+            return False
         return len(sequence.request.prompt) + sequence.request.limit <= self.scheduler.shape.effective_context
 
     def busyness(self) -> float:
@@ -182,14 +186,12 @@ class Offers:
 
     def cheapest(self, sequence: Sequence) -> Group | None:
         """The group of least cost among those with blocks for the whole prefill; the first wins a tie."""
-        best, least = None, math.inf
+        best, least, length = None, math.inf, sequence.length
         for group, (free, busyness) in self._groups.items():
             shape = group.scheduler.shape
-            if busyness - AFFINITY + sequence.length / shape.max_tokens_per_step >= least or not group.could_hold(
-                sequence
-            ):
+            if busyness - AFFINITY + length / shape.max_tokens_per_step >= least or not group.could_take(sequence):
                 continue
-            if shape.blocks_to_prefill(sequence.length) > free and group.scheduler.blocks_to_admit(sequence) > free:
+            if shape.blocks_to_prefill(length) > free and group.scheduler.blocks_to_admit(sequence) > free:
                 continue
             cost = group.cost(sequence, busyness)
             if cost < least:

@@ -25,6 +25,7 @@ from scheduler.results import BadStepDone, StepOutcome
 from scheduler.settings import CellSettings
 from scheduler.shape import GroupShape, UnusableGroup
 from scheduler.step_watch import StepWatch, Verdict
+from scheduler.suspects import Quarantine, group_died, is_suspect
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Fleet:
         self._stirred: dict[Group, None] = {}
         """Groups that something happened to since they were last offered requests and asked for plans."""
         self._next_judgement = 0.0
+        self.quarantine = Quarantine()
+        self._condemned: list[Sequence] = []
 
     # ------------------------------------------------------------------------------------------- coming and going
 
@@ -112,9 +115,12 @@ class Fleet:
         if group is None:
             return
         self.losses += 1
-        for sequence in group.scheduler.in_flight():
-            sequence.suspicion += 1
+        condemned = group_died(group.scheduler.in_flight(), group.scheduler.steps)
         self._remove(group, reason, now)
+        for sequence in condemned:
+            self.quarantine.add(sequence.request, now)
+            logger.error("choice %d is given up: its group died whenever it ran, alone too", sequence.rid)
+        self._condemned += condemned
 
     def _remove(self, group: Group, reason: str, now: float) -> None:
         del self.groups[group.session]
@@ -130,6 +136,11 @@ class Fleet:
         else:
             model.without_group_since = now
             self._outbox.add(ToFrontends(ModelDown(model.name, reason[:4096])))
+
+    def take_condemned(self) -> list[Sequence]:
+        """Waiting choices that kill groups, since the last call: the caller ends them."""
+        condemned, self._condemned = self._condemned, []
+        return [sequence for sequence in condemned if sequence.state is State.QUEUED]
 
     def down(self, down: GroupDown, now: float) -> None:
         """The launcher's sentinel saw a rank go; the leader's session may not know yet."""
@@ -196,6 +207,8 @@ class Fleet:
             return None
         group.watch.done(now)
         group.suspect, group.failures_in_a_row = False, 0
+        if group.ward:
+            group.ward.step_done(group.scheduler.steps)
         self._requeue(group.scheduler.take_requeued(), now)
         return outcome
 
@@ -290,7 +303,9 @@ class Fleet:
                 if sequence is None or any(other.passed_over >= LOOK_AHEAD for other in passed):
                     return
                 group = offers.cheapest(sequence)
-                if group is None:
+                if group is None and is_suspect(sequence) and any(each.ward for each in model.groups.values()):
+                    parked += 1  # its turn comes when those before it are cleared
+                elif group is None:
                     passed.append(sequence)
                 elif group.scheduler.parks(sequence):
                     parked += 1
@@ -305,6 +320,9 @@ class Fleet:
         if not is_returning(sequence):
             self.drain_rate.admitted(now)
         sequence.group, sequence.passed_over = group.name, 0
+        sequence.admitted_at = group.scheduler.steps
+        if is_suspect(sequence):
+            group.ward.enter(sequence)
         group.scheduler.admit(sequence)
         self._stirred[group] = None
         if not sequence.started:

@@ -99,6 +99,11 @@ class GroupScheduler:
         return not (self.running or self._ledger.settling or self._ledger.records or self._planner.preempted)
 
     @property
+    def steps(self) -> int:
+        """Steps done."""
+        return self._steps
+
+    @property
     def plans_out(self) -> int:
         """Plans made and not done."""
         return len(self._ledger.records)

@@ -86,6 +86,9 @@ class Sequence:
     """Counter over all choices of a cell; ties in priority go to the earlier."""
     output: Int32Array = field(default_factory=lambda: NO_OUTPUT)
     suspicion: int = 0
+    """Group deaths that it was there at and has not been cleared of; see suspects.py."""
+    admitted_at: int = 0
+    """Steps its group had done when it was admitted there."""
     state: State = State.QUEUED
     slot: int = -1
     settles_at: int = 0

@@ -156,7 +156,7 @@ int headrace_linear(headrace_team *team, int32_t packed_type, int64_t rows, int6
     if (const int status = check_packed(packed_type, rows, columns, packed, linear.parts[0])) return status;
     ActivationBuffer buffer;
     buffer.shape(*level, {&linear});
-    if (!buffer.reserve(*level, m)) return no_memory();
+    if (!buffer.reserve(*level, m, team->threads())) return no_memory();
     const int64_t strips = linear.parts[0].strips(), panels = (strips + kPanelStrips - 1) / kPanelStrips;
     team->run([&](int) {
         alignas(64) float panel[kPanelRows * kPanelWidth];

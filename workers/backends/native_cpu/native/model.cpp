@@ -35,7 +35,9 @@ void ActivationBuffer::shape(const Level &level, const std::vector<const Linear 
         }
 }
 
-bool ActivationBuffer::reserve(const Level &level, int64_t rows) {
+bool ActivationBuffer::reserve(const Level &level, int64_t step_rows, int threads) {
+    rows_ = step_rows;
+    const int64_t rows = step_rows + static_cast<int64_t>(threads) * kOwnRows;
     const auto values = static_cast<size_t>(rows * view.padded), blocks = static_cast<size_t>(rows * view.blocks());
     if (view.wants_dense && !dense_.reserve(values * level.value_bytes)) return false;
     if (view.wants_blocks) {
@@ -45,6 +47,15 @@ bool ActivationBuffer::reserve(const Level &level, int64_t rows) {
     view.dense = dense_.data(), view.codes = codes_.as<int16_t>();
     view.scales = scales_.as<float>(), view.sums = sums_.as<float>();
     return true;
+}
+
+Activations ActivationBuffer::own(const Level &level, int thread) const {
+    const int64_t row = rows_ + static_cast<int64_t>(thread) * kOwnRows;
+    Activations result = view;
+    if (view.dense) result.dense += row * view.padded * level.value_bytes;
+    if (view.codes) result.codes += row * view.padded;
+    if (view.scales) result.scales += row * view.blocks(), result.sums += row * view.blocks();
+    return result;
 }
 
 headrace_model::headrace_model(const headrace_config &given, Team &team, const Level &level)
@@ -157,8 +168,8 @@ bool headrace_model::reserve(int64_t tokens, int64_t rows) {
                 w.attended.reserve(tokens * heads_width() * 4) && w.inner.reserve(tokens * config.intermediate_size * 4) &&
                 (!branches || w.branch.reserve(tokens * hidden * 4)) &&
                 w.logits_best.reserve(static_cast<size_t>(team.threads()) * (rows + 16) * 8) &&
-                w.for_qkv.reserve(level, tokens) && w.for_attention_out.reserve(level, tokens) &&
-                w.for_gate_up.reserve(level, tokens) && w.for_down.reserve(level, tokens) && w.for_head.reserve(level, rows);
+                w.for_qkv.reserve(level, tokens, team.threads()) && w.for_attention_out.reserve(level, tokens, team.threads()) &&
+                w.for_gate_up.reserve(level, tokens, team.threads()) && w.for_down.reserve(level, tokens, team.threads()) && w.for_head.reserve(level, rows, team.threads());
     const auto panel = static_cast<int64_t>(kPanelRows) * kPanelWidth * 4;
     const int64_t row = round_up((longest + 16) * 4, HEADRACE_ALIGNMENT);
     for (int thread = 0; fits && thread < team.threads(); thread++) {

@@ -34,15 +34,21 @@ struct Weights {
     const Linear &output_head() const { return head.parts[0].data ? head : embedding; }
 };
 
+// With so few rows every thread prepares them for itself: it is done before the others could have been waited for.
+constexpr int kOwnRows = 2;
+
 // Inputs of a linear, in memory of the model.
 class ActivationBuffer {
 public:
     // For products with any of these.
     void shape(const Level &level, const std::vector<const Linear *> &linears);
-    bool reserve(const Level &level, int64_t rows);
+    // For `rows` of a step, and kOwnRows of each thread's own.
+    bool reserve(const Level &level, int64_t rows, int threads);
+    Activations own(const Level &level, int thread) const;
     Activations view;
 
 private:
+    int64_t rows_ = 0;
     Pages dense_, codes_, scales_, sums_;
 };
 

@@ -16,7 +16,6 @@ struct Best {
 class Step {
 public:
     Step(headrace_model &model, const headrace_step_arguments &in) : model_(model), level_(model.level), team_(model.team), in_(in) {
-        const Weights &weights = model.weights;
         hidden_ = model.work.hidden.as<float>();
         token_row_.resize(in.tokens), position_.resize(in.tokens);
         int token = 0;
@@ -25,7 +24,6 @@ public:
             last_.push_back(token - 1);
             if (in.samples[row]) sampling_.push_back(token - 1);
         }
-        branches_ = !weights.layers[0].post_attention_norm.empty() || !weights.layers[0].post_mlp_norm.empty();
         plan_attention();
     }
 
@@ -42,9 +40,10 @@ public:
 
     // Logits of rows of fp32 hidden states.
     void head(int thread, const float *const *rows, int64_t count, float *logits, bool greedy) {
-        Activations &in = model_.work.for_head.view;
         const auto &weights = model_.weights;
-        team_.for_each(count, [&](int64_t row) { norm_and_prepare(thread, rows[row], weights.final_norm, row, in); });
+        const Activations in = prepared(model_.work.for_head, count, thread, [&](int64_t row, Activations &to) {
+            norm_and_prepare(thread, rows[row], weights.final_norm, row, to);
+        });
         Best *best = greedy ? best_of(thread) : nullptr;
         if (best) std::fill(best, best + count, Best{-__builtin_inff(), -1});
         const int64_t vocab = model_.config.vocab_size;
@@ -81,25 +80,18 @@ private:
     void run_layer(int index, int thread) {
         const Layer &layer = model_.weights.layers[index];
         Workspace &work = model_.work;
-        const int64_t hidden = model_.config.hidden_size;
-        team_.for_each(in_.tokens, [&](int64_t token) {
-            norm_and_prepare(thread, hidden_ + token * hidden, layer.input_norm, token, work.for_qkv.view);
-        });
         float *qkv = work.qkv.as<float>();
         const int64_t width = model_.qkv_width();
-        products(layer.qkv, work.for_qkv.view, in_.tokens, thread, [&](const Panel &panel) {
+        const Activations normed = normed_hidden(work.for_qkv, layer.input_norm, thread);
+        products(layer.qkv, normed, in_.tokens, thread, [&](const Panel &panel) {
             level_.store(panel.data, panel.rows, panel.columns, layer.qkv.bias_from(panel.column),
                          qkv + panel.row * width + panel.column, width);
         });
         attend(layer, index, thread);
-        prepare_all(work.attended.as<float>(), work.for_attention_out.view);
-        add_branch(layer.attention_out, work.for_attention_out.view, layer.post_attention_norm, thread);
-        team_.for_each(in_.tokens, [&](int64_t token) {
-            norm_and_prepare(thread, hidden_ + token * hidden, layer.mlp_norm, token, work.for_gate_up.view);
-        });
-        gate_and_up(layer.gate_up, thread);
-        prepare_all(work.inner.as<float>(), work.for_down.view);
-        add_branch(layer.down, work.for_down.view, layer.post_mlp_norm, thread);
+        const Activations attended = prepared_rows(work.for_attention_out, work.attended.as<float>(), thread);
+        add_branch(layer.attention_out, attended, layer.post_attention_norm, thread);
+        gate_and_up(layer.gate_up, normed_hidden(work.for_gate_up, layer.mlp_norm, thread), thread);
+        add_branch(layer.down, prepared_rows(work.for_down, work.inner.as<float>(), thread), layer.post_mlp_norm, thread);
     }
 
     void attend(const Layer &layer, int index, int thread) {
@@ -108,18 +100,28 @@ private:
         const int kv_heads = attention.kv.kv_heads, half = model_.config.rotary_dim / 2;
         const float *qkv = model_.work.qkv.as<float>();
         const Scratch &scratch = model_.work.scratch_of[thread];
-        team_.for_each(static_cast<int64_t>(in_.tokens) * kv_heads, [&](int64_t unit) {
-            const int64_t token = unit / kv_heads, position = position_[token];
-            const Rotation rotation = {model_.config.rotary_dim, model_.weights.cos.data() + position * half,
+        const auto write = [&](int64_t token, int kv_head) {
+            const int64_t position = position_[token], row = token_row_[token];
+            const Rotation rotation = {model_.config.rotary_dim,
+                                       model_.weights.cos.data() + position * half,
                                        model_.weights.sin.data() + position * half,
                                        layer.q_norm.empty() ? nullptr : layer.q_norm.data(),
-                                       layer.k_norm.empty() ? nullptr : layer.k_norm.data(), model_.config.norm_eps};
-            const int32_t block = in_.block_tables[static_cast<int64_t>(token_row_[token]) * in_.table_width + position / kBlockTokens];
-            level_.write_kv(attention, rotation, qkv + token * model_.qkv_width(), token, static_cast<int>(unit % kv_heads),
-                            block, static_cast<int>(position % kBlockTokens), scratch.row);
+                                       layer.k_norm.empty() ? nullptr : layer.k_norm.data(),
+                                       model_.config.norm_eps};
+            const int32_t block = in_.block_tables[row * in_.table_width + position / kBlockTokens];
+            level_.write_kv(attention, rotation, qkv + token * model_.qkv_width(), token, kv_head, block,
+                            static_cast<int>(position % kBlockTokens), scratch.row);
+        };
+        // A unit that is one token by itself reads of this step only what it has written.
+        if (!lone_units_)
+            team_.for_each(static_cast<int64_t>(in_.tokens) * kv_heads, [&](int64_t unit) {
+                write(unit / kv_heads, static_cast<int>(unit % kv_heads));
+            });
+        team_.for_each(static_cast<int64_t>(units_.size()), [&](int64_t index) {
+            const AttentionUnit &unit = units_[index];
+            if (lone_units_) write(unit.token, unit.kv_head);
+            level_.attend(attention, unit, scratch.attention);
         });
-        team_.for_each(static_cast<int64_t>(units_.size()),
-                       [&](int64_t unit) { level_.attend(attention, units_[unit], scratch.attention); });
         if (merges_.empty()) return;
         const int64_t stride = attention.group * attention.state_floats();
         team_.for_each(static_cast<int64_t>(merges_.size()), [&](int64_t unit) {
@@ -127,8 +129,7 @@ private:
         });
     }
 
-    void gate_and_up(const Linear &linear, int thread) {
-        const Activations &in = model_.work.for_gate_up.view;
+    void gate_and_up(const Linear &linear, const Activations &in, int thread) {
         const int64_t inner = model_.config.intermediate_size;
         float *out = model_.work.inner.as<float>();
         const PackedMatrix &gate = linear.parts[0], &up = linear.parts[1];
@@ -187,8 +188,25 @@ private:
         level_.prepare(normed, row, to);
     }
 
-    void prepare_all(const float *x, Activations &to) {
-        team_.for_each(in_.tokens, [&](int64_t token) { level_.prepare(x + token * to.columns, token, to); });
+    // Inputs of a linear, made by prepare(row, to): by all threads together, or of few rows by each for itself.
+    template <typename Prepare>
+    Activations prepared(const ActivationBuffer &buffer, int64_t rows, int thread, Prepare &&prepare) {
+        Activations to = rows <= kOwnRows ? buffer.own(level_, thread) : buffer.view;
+        if (rows > kOwnRows) team_.for_each(rows, [&](int64_t row) { prepare(row, to); });
+        else for (int64_t row = 0; row < rows; row++) prepare(row, to);
+        return to;
+    }
+
+    Activations prepared_rows(const ActivationBuffer &buffer, const float *x, int thread) {
+        return prepared(buffer, in_.tokens, thread, [&](int64_t token, Activations &to) {
+            level_.prepare(x + token * to.columns, token, to);
+        });
+    }
+
+    Activations normed_hidden(const ActivationBuffer &buffer, const std::vector<float> &weight, int thread) {
+        return prepared(buffer, in_.tokens, thread, [&](int64_t token, Activations &to) {
+            norm_and_prepare(thread, hidden_ + token * model_.config.hidden_size, weight, token, to);
+        });
     }
 
     // Strips of a work unit: as many as leave each thread some units.
@@ -250,6 +268,7 @@ private:
             }
             token += length;
         }
+        lone_units_ = merges_.empty() && in_.tokens == in_.rows;
         if (merges_.empty()) return;
         model_.work.states.reserve(static_cast<size_t>(states * state) * 4);
         for (Merge &merge : merges_) {
@@ -294,7 +313,7 @@ private:
     Team &team_;
     const headrace_step_arguments &in_;
     float *hidden_ = nullptr;
-    bool branches_ = false;
+    bool lone_units_ = false;  // each attention unit is the only one that reads what its token writes
     std::vector<int32_t> token_row_, position_;
     std::vector<int> last_, sampling_;
     std::vector<AttentionUnit> units_;

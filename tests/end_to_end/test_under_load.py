@@ -147,7 +147,7 @@ async def test_small_requests_pass_a_large_one_that_waits_and_do_not_starve_it(
     await asyncio.to_thread(
         server.wait_for_gauges, lambda gauges: gauges.total("headrace_kv_blocks", state="used") > 24, "a holder"
     )
-    large = asyncio.create_task(complete(client, LARGE + "z", max_tokens=8))
+    large = asyncio.create_task(complete(client, "z" + LARGE, max_tokens=8))
     await asyncio.to_thread(
         server.wait_for_gauges, lambda gauges: gauges.total("headrace_requests_waiting") == 1, "the large one waiting"
     )

@@ -13,6 +13,7 @@ from frontend import errors
 from frontend.answer.answer_stream import AnswerStream
 from frontend.http.body_room import BodyRoom
 from frontend.http.keys import ANYONE, Caller
+from frontend.journal import Journal
 from frontend.metrics import Metrics
 from frontend.request import checks, fields, generation
 from frontend.request.prepare import Prepared, Preparer
@@ -81,6 +82,7 @@ class Frontend:
             on_refused=on_refused,
         )
         self.metrics = Metrics(lambda: self.client.load, self.client.statistics, lambda: self.under_way)
+        self.journal = Journal()
         self.bodies = BodyRoom(settings.max_bodies_bytes)
         self.preparing = 0
         """Requests between their arrival and their Submit."""

@@ -13,6 +13,7 @@ COMMANDS = {
     "chat": "talk with a running server in the terminal",
     "lint": "judge any server by the OpenAI wire contract, on the bytes it sends",
     "doctor": "judge a model's chat template",
+    "trace": "read what a scheduler did, and replay it",
     "keys": "make the keys that encrypt sockets between hosts",
     "frontend": "HTTP role alone",
     "scheduler": "scheduler role alone",

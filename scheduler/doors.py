@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from protocol import codec
 from protocol.base import Wire
 from protocol.codec import Decoder, FrameError, encode
-from protocol.frontend import Abort, Drain, Frame, Frames, FrontendToScheduler, Hello, Submit, Welcome
+from protocol.frontend import Abort, Drain, Frame, Frames, FrontendToScheduler, Hello, Inquire, Submit, Welcome
 from protocol.ids import SessionId
 from protocol.session import Ping, Pong, Unwelcome
 from protocol.transport import Sent, Transport, TransportStatistics
@@ -29,8 +29,8 @@ from protocol.worker import (
     WorkerSideToScheduler,
     WorkerWelcome,
 )
-from scheduler.cell import Cell
 from scheduler.sessions import Identity, Kind, Session, SessionTable
+from scheduler.watched_cell import WatchedCell
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class DoorStatistics:
 class Door(ABC, Generic[MessageT]):
     """One ROUTER and the sessions on it."""
 
-    def __init__(self, transport: Transport, decoder: Decoder[Any], cell: Cell, peer_timeout: float) -> None:
+    def __init__(self, transport: Transport, decoder: Decoder[Any], cell: WatchedCell, peer_timeout: float) -> None:
         self.transport = transport
         self.sessions = SessionTable(peer_timeout)
         self.frames_dropped = 0
@@ -163,7 +163,7 @@ class Door(ABC, Generic[MessageT]):
 class FrontendDoor(Door[FrontendToScheduler]):
     """Frontends come in here."""
 
-    def __init__(self, transport: Transport, cell: Cell, peer_timeout: float) -> None:
+    def __init__(self, transport: Transport, cell: WatchedCell, peer_timeout: float) -> None:
         super().__init__(transport, codec.frontend_to_scheduler, cell, peer_timeout)
         self._drain_ends: float | None = None
         self._held: dict[SessionId, list[Frame]] = {}
@@ -214,6 +214,8 @@ class FrontendDoor(Door[FrontendToScheduler]):
             self._cell.submit(session.id, message, now)
         elif isinstance(message, Abort):
             self._cell.abort(session.id, message)
+        elif isinstance(message, Inquire):
+            self.send_to(session, self._cell.timelines(session.id, message), now)
         else:
             return False
         return True
@@ -225,7 +227,7 @@ class FrontendDoor(Door[FrontendToScheduler]):
 class WorkerDoor(Door[WorkerSideToScheduler]):
     """Leaders and launchers come in here."""
 
-    def __init__(self, transport: Transport, cell: Cell, peer_timeout: float) -> None:
+    def __init__(self, transport: Transport, cell: WatchedCell, peer_timeout: float) -> None:
         super().__init__(transport, codec.worker_side_to_scheduler, cell, peer_timeout)
 
     def _greeted(self, peer: bytes, message: WorkerSideToScheduler, now: float) -> bool:

@@ -13,9 +13,11 @@ import contextlib
 import logging
 import math
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
@@ -23,13 +25,15 @@ from protocol.frontend import Frame, Load
 from protocol.ids import Epoch, random_u64
 from protocol.keys import PeerRole, listener_security
 from protocol.transport import Transport, TransportOptions
-from scheduler.cell import Cell, CellStatistics
+from scheduler.cell import CellStatistics
 from scheduler.doors import DoorStatistics, FrontendDoor, WorkerDoor
 from scheduler.frames import StepFrames
 from scheduler.gatekeeper import Gatekeeper
 from scheduler.outbox import EndLeader, Outgoing, ToFrontend, ToFrontends, ToLaunchers, ToLeader
 from scheduler.sessions import Kind
 from scheduler.settings import SchedulerSettings
+from scheduler.trace import Trace, TracedCell
+from scheduler.watched_cell import WatchedCell
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +74,7 @@ class SchedulerLoop:
         self._settings = settings
         self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.cell = Cell(settings.cell(), Epoch(random_u64()))
+        self.cell = _new_cell(settings, clock)
         with contextlib.ExitStack() as undo:
             undo.callback(self._context.term)
             self._gatekeeper = Gatekeeper(self._context, settings.keys) if settings.keys else None
@@ -87,7 +91,7 @@ class SchedulerLoop:
         self._wake_writer.setblocking(False)
         self._turns = 0
         self._last_turn = clock()
-        self._drain_asked = self._stop_asked = False
+        self._drain_asked = self._stop_asked = self._dump_asked = False
         self._drain_ends: float | None = None
         self._idle_since = 0.0
         self._checked = True
@@ -127,6 +131,11 @@ class SchedulerLoop:
         self._stop_asked = True
         self.wake()
 
+    def dump_trace(self) -> None:
+        """Write the last steps to a file, soon. Any thread and signal handlers."""
+        self._dump_asked = True
+        self.wake()
+
     def wake(self) -> None:
         """Let a sleeping loop turn at once."""
         # A full pipe means that a wake-up is already waiting.
@@ -155,6 +164,8 @@ class SchedulerLoop:
         self._restart_timers_after_a_pause(now)
         if self._drain_asked and self._drain_ends is None:
             self._start_draining(now)
+        if self._dump_asked:
+            self._dump_trace()
         for _ in range(MESSAGES_A_TURN):
             if not self.frontends.receive(now):
                 break
@@ -176,6 +187,20 @@ class SchedulerLoop:
             self._next_publication = now + LONGEST_SLEEP
             self._published = self.statistics()
             self._check_at_rest()
+
+    def _dump_trace(self) -> None:
+        self._dump_asked = False
+        if not isinstance(self.cell, TracedCell):
+            logger.warning("no trace is kept; --trace-memory would keep one")
+            return
+        name = f"headrace-{self._settings.name}-{time.strftime('%Y%m%d-%H%M%S')}-{random_u64():016x}.trace"
+        path = Path(self._settings.trace_dir or tempfile.gettempdir()) / name
+        try:
+            self.cell.trace.dump(path, self.cell.epoch, self._settings.cell())
+        except OSError as error:
+            logger.error("the trace could not be written to %s: %s", path, error.strerror)
+        else:
+            logger.info("the trace is in %s; `headrace trace` reads it", path)
 
     def _check_at_rest(self) -> None:
         """Once each time everything has finished. Accounts that do not add up end the process: frontends resume."""
@@ -264,3 +289,10 @@ class SchedulerLoop:
             frontends=self.frontends.statistics(),
             workers=self.workers.statistics(),
         )
+
+
+def _new_cell(settings: SchedulerSettings, clock: Callable[[], float]) -> WatchedCell:
+    epoch = Epoch(random_u64())
+    if not settings.trace_memory:
+        return WatchedCell(settings.cell(), epoch, clock)
+    return TracedCell(settings.cell(), epoch, clock, Trace(settings.trace_memory))

@@ -23,6 +23,7 @@ def run(settings: SchedulerSettings) -> int:
     """Run a scheduler to its end; returns the exit status.
 
     SIGTERM and SIGINT drain; a second one ends at once. So does the loss of the lease: drain, then exit.
+    SIGUSR1 writes the last steps to a file.
     """
     try:
         loop = SchedulerLoop(settings)
@@ -73,6 +74,7 @@ def _signals(loop: SchedulerLoop) -> Iterator[None]:
 
     old_fd = signal.set_wakeup_fd(loop.wake_fd, warn_on_full_buffer=False)
     old = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda number, frame: loop.dump_trace())
     try:
         yield
     finally:

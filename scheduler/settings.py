@@ -51,6 +51,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     """0: no metrics server of its own; frontends relay the gauges."""
+    trace_memory: int = 16 << 20
+    """Bytes of the ring that holds the last steps; 0: none."""
+    trace_dir: str = ""
+    """Where the ring is written on SIGUSR1; empty: the system's folder for temporary files."""
     lease: str = ""
     """Path of the supervisor's unix socket; empty: none."""
     name: str = "scheduler"

@@ -17,7 +17,7 @@ from protocol.requests import Choice
 from protocol.worker import StepDone
 from scheduler.cell import Cell
 from scheduler.frames import StepFrames
-from scheduler.outbox import ToLeader
+from scheduler.outbox import Outgoing, ToLeader
 from scheduler.settings import CellSettings
 from workers.simulated import StepTimes
 
@@ -98,7 +98,7 @@ def _running_cell(running: int, ids_per_row: int, steps: int, frontends: int) ->
     return cell, group
 
 
-def _plans_to(group: SimulatedGroup, outbox: list[object]) -> None:
+def _plans_to(group: SimulatedGroup, outbox: list[Outgoing]) -> None:
     for outgoing in outbox:
         if isinstance(outgoing, ToLeader):
             group.receive(outgoing.message)

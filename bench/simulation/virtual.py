@@ -156,7 +156,11 @@ class Site:
 
     def _relaunch_later(self, running: Running) -> None:
         group = running.group
-        self.clock.after(RELAUNCH, lambda: self.launch(group.register, group.times) and None)
+
+        def relaunch() -> None:
+            self.launch(group.register, group.times)
+
+        self.clock.after(RELAUNCH, relaunch)
 
     # ----------------------------------------------------------------------------------------------------- events
 

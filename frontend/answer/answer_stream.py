@@ -13,6 +13,7 @@ from types import TracebackType
 
 from frontend import errors
 from frontend.answer.choice import ChoiceStream, Delta
+from frontend.answer.feed import Feed
 from frontend.answer.shapes import Usage
 from frontend.errors import ApiError
 from frontend.request.prepare import Prepared
@@ -72,10 +73,9 @@ class AnswerStream:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        feeds = [choice.feed for choice in self._choices]
-        for feed in feeds:
+        for feed in self.feeds:
             feed.listener = None
-        self._client.cancel(*feeds)
+        self._client.cancel(*self.feeds)
 
     def __len__(self) -> int:
         return len(self._choices)
@@ -84,6 +84,11 @@ class AnswerStream:
     def ended(self) -> bool:
         """Every choice's last delta was taken."""
         return self._running == 0 and not self._first
+
+    @property
+    def feeds(self) -> list[Feed]:
+        """Every choice as the scheduler delivers it."""
+        return [choice.feed for choice in self._choices]
 
     def prompt(self, index: int) -> Prompt:
         """The prompt of a choice."""

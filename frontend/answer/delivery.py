@@ -13,6 +13,7 @@ from frontend.answer.choice import Delta
 from frontend.answer.shapes import Usage
 from frontend.errors import ApiError
 from frontend.http.exchange import Exchange
+from frontend.journal import NEVER, Journey
 from frontend.metrics import Metrics
 
 STALL_SECONDS = 0.25
@@ -36,16 +37,18 @@ class StreamOptions:
 
 
 class Timing:
-    """What the metrics learn of one answer."""
+    """What metrics and journal learn of one answer."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, journey: Journey) -> None:
         self._metrics = metrics
+        self._journey = journey
         self._began = time.perf_counter()
         self._first = 0.0
         self._last: dict[int, float] = {}
 
     def first_token(self) -> None:
         self._first = time.perf_counter()
+        self._journey.first_token = time.monotonic()
         self._metrics.ttft.observe(self._first - self._began)
 
     def delta(self, index: int, delta: Delta) -> None:
@@ -65,6 +68,8 @@ class Timing:
 
     def sent(self, began: float) -> None:
         """A piece of the answer left that began to leave then."""
+        if self._first and self._journey.first_written == NEVER:
+            self._journey.first_written = time.monotonic()
         if time.perf_counter() - began > STALL_SECONDS:
             self._metrics.stalls.inc()
 

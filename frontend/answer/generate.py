@@ -18,6 +18,7 @@ from frontend.answer.delivery import StreamDelivery, StreamOptions, Timing
 from frontend.answer.scores import Speller
 from frontend.errors import ApiError
 from frontend.http.body_room import HeldBody
+from frontend.http.envelope import request_id_of
 from frontend.http.exchange import JSON_HEADERS, STREAM_HEADERS, ClientGone, Exchange
 from frontend.http.guard import caller_of
 from frontend.request import fields
@@ -45,8 +46,9 @@ class Generation(Response):
         super().__init__()
         self._frontend = frontend
         self._route = route
-        self._timing = Timing(frontend.metrics)
         self._began = time.monotonic()
+        self._journey = frontend.journal.begin(route.id_prefix, self._began)
+        self._timing = Timing(frontend.metrics, self._journey)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -56,19 +58,30 @@ class Generation(Response):
                 await exchange.while_connected(
                     self._answer(exchange, held, await exchange.json_body(frontend.settings.max_body_bytes, held))
                 )
+            self._journey.end("answered")
         except ClientGone:
             frontend.metrics.disconnects.inc()
+            self._journey.end("client gone")
+        except ApiError as error:
+            self._journey.end(error.code or "error")
+            raise
+        finally:
+            if not self._journey.outcome:
+                self._journey.end("failed")
 
     async def _answer(self, exchange: Exchange, held: HeldBody, body: bytes) -> None:
         frontend, caller = self._frontend, caller_of(exchange.scope)
         request, ignored = await frontend.read(body, self._route.request, caller=caller)
         del body
+        self._journey.read = time.monotonic()
         headers = {"x-ignored-fields": fields.ignored_header(ignored)} if ignored else {}
         if request.request_id is not None and exchange.header(REQUEST_ID.encode()) is None:
             headers[REQUEST_ID] = request.request_id
+        self._journey.request_id = headers.get(REQUEST_ID, request_id_of(exchange.scope))
         try:
             deadline = None if request.timeout is None else self._began + request.timeout
             prepared = await frontend.prepare(request, caller=caller, deadline=deadline)
+            self._journey.prepared = time.monotonic()
             request = request.without_prompt()  # an answer may take hours, and a prompt may be large
             held.release()
             await self._generate(exchange, request, prepared, {**headers, **prepared.notes})
@@ -80,9 +93,12 @@ class Generation(Response):
         self, exchange: Exchange, request: CommonFields, prepared: Prepared, headers: dict[str, str]
     ) -> None:
         frontend = self._frontend
+        journey = self._journey
+        journey.id = f"{self._route.id_prefix}-{frontend.new_id()}"
         with frontend.open(prepared, request) as stream:
+            journey.submitted, journey.feeds = time.monotonic(), stream.feeds
             answer = self._route.answer(
-                f"{self._route.id_prefix}-{frontend.new_id()}",
+                journey.id,
                 int(time.time()),
                 frontend.name,
                 prepared.fingerprint,

@@ -33,7 +33,7 @@ def create_app(frontend: Frontend, ring: KeyRing | None = None) -> ASGIApp:
         redirect_slashes=False,
         root_path=settings.root_path,
     )
-    add_routes(routes, frontend)
+    add_routes(routes, frontend, for_admins=ring is not None and ring.has_admin)
     app: ASGIApp = Guard(
         routes,
         ring,

@@ -39,6 +39,7 @@ _ACCESS = {
     Access.OPEN: "no key",
     Access.KEY: "any key",
     Access.METRICS: "an admin key, unless `--metrics-public`",
+    Access.ADMIN: "an admin key; not there without one",
     Access.DOCS: "any key, unless `--docs public`",
 }
 

@@ -14,12 +14,19 @@ from frontend.errors import ApiError
 from frontend.http.route_table import OTHER_ROUTE, route_of, route_path
 from frontend.service import Frontend
 
+_STATE = "request_id"
 _REQUEST_ID = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,254}[\x21-\x7e])?")
 
 
 def error_response(error: ApiError) -> Response:
     """An error as its client gets it."""
     return Response(error.body(), error.status, error.headers, media_type="application/json")
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id that this request's response carries, unless its body brings another."""
+    request_id: str = scope.get("state", {}).get(_STATE, "")
+    return request_id
 
 
 class Envelope:
@@ -47,8 +54,9 @@ class Envelope:
                 metrics.http_requests.labels(route, str(message["status"])).inc()
             await send(message)
 
+        state = {**scope.get("state", {}), _STATE: request_id[1].decode("latin-1")}
         with self._frontend.answering():
-            await self._app(scope, receive, send_named)
+            await self._app({**scope, "state": state}, receive, send_named)
 
     def _route_of(self, scope: Scope) -> str:
         """The name a request is counted under: a route's own path, or one name for all that is no route."""

@@ -60,6 +60,12 @@ class Guard:
             return
         await self._app({**scope, "state": {**scope.get("state", {}), _STATE: caller}}, receive, send)
 
+    def _is_for_admins(self, access: Access) -> bool:
+        """A route that is there for admins alone does not exist where there are none."""
+        if access is Access.ADMIN:
+            return self._ring is not None and self._ring.has_admin
+        return access is Access.METRICS and access not in self._open
+
     def _judge(self, scope: Scope) -> Caller:
         """The caller, if this one may pass. Raises ApiError."""
         if self._ring is None:
@@ -73,8 +79,9 @@ class Guard:
             if access in self._open or scope["method"] == "OPTIONS":
                 return Caller()
             raise _unauthorised(missing=key is None)
-        if access is Access.METRICS and access not in self._open and not caller.admin:
-            raise ApiError(403, "This key does not open /metrics; use an admin key.", code="admin_key_required")
+        if not caller.admin and self._is_for_admins(access):
+            path = "/metrics" if access is Access.METRICS else "this"
+            raise ApiError(403, f"This key does not open {path}; use an admin key.", code="admin_key_required")
         tenant = next((value for name, value in headers if name == TENANT_HEADER), None)
         return caller if tenant is None else self._ring.on_behalf_of(caller, tenant.decode("latin-1"))
 

@@ -9,7 +9,7 @@ for nothing:
     {"sha256": "2c26b4…", "name": "edge", "gateway": true}
 
 ``sha256`` is the hex digest of the key, for files that should hold no secret (``printf %s KEY | sha256sum``).
-``tenant`` groups several keys, and is the name unless given. An admin key also opens /metrics. A gateway's
+``tenant`` groups several keys, and is the name unless given. An admin key also opens /metrics and /debug. A gateway's
 ``x-headrace-tenant`` header says on whose behalf it asks. No request runs earlier than its key's ``priority_floor``.
 """
 
@@ -85,6 +85,11 @@ class KeyRing:
 
     def __len__(self) -> int:
         return len(self._callers)
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether some key is an admin's."""
+        return any(caller.admin for caller in self._callers.values())
 
     def caller(self, key: bytes) -> Caller | None:
         """Whose key this is. Takes as long for a wrong key as for a right one."""

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from frontend.answer import shapes
+from frontend.http.debug_routes import RequestReport
 from frontend.http.field_docs import REF, Schema, request_schemas
 from frontend.http.probes import Alive, LoadReport, ModelCard, ModelList, Ready, VersionInfo
 from frontend.http.route_table import ROUTES, Access, RouteSpec
@@ -33,7 +34,7 @@ STATUSES = {
     400: "The request is not valid; `param` names the field.",
     401: "No key, or a wrong one.",
     403: "The key is right and does not open this route.",
-    404: "Unknown model.",
+    404: "Unknown model, or request.",
     408: "No more of the body came for 30 s.",
     413: "The body is too large.",
     415: "The body is not JSON.",
@@ -86,6 +87,7 @@ CONTENTS: Mapping[str, Content] = {
     "/livez": Content({JSON: "Alive"}),
     "/readyz": Content({JSON: "Ready"}, statuses=(503,)),
     "/metrics": Content({METRICS: ""}, statuses=(403,)),
+    "/debug/requests/{id}": Content({JSON: "RequestReport"}, statuses=(403, 404)),
     "/version": Content({JSON: "VersionInfo"}),
     "/load": Content({JSON: "LoadReport"}),
     "/openapi.json": Content({JSON: "OpenApi"}),
@@ -197,7 +199,8 @@ def _schemas() -> dict[str, Schema]:
         _envelope("Completion", shapes.TextChoice, "A whole completion."),
         _envelope("CompletionChunk", shapes.TextChoice, "One event of a streamed completion."),
     ]
-    plain = [Tokenized, Detokenized, RenderedPrompt, ModelList, ModelCard, Alive, Ready, VersionInfo, LoadReport, Error]
+    plain = [Tokenized, Detokenized, RenderedPrompt, ModelList, ModelCard, Alive, Ready, VersionInfo, LoadReport]
+    plain += [RequestReport, Error]
     _, made = msgspec.json.schema_components([*answers, *plain], ref_template=REF)
     for content in CONTENTS.values():
         for kind in content.requests:

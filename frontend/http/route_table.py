@@ -19,6 +19,8 @@ class Access(Enum):
     KEY = "key"
     METRICS = "metrics"
     """An admin key, or nobody's when metrics are public."""
+    ADMIN = "admin"
+    """An admin key; the route is not there unless some key is one."""
     DOCS = "docs"
     """As ``--docs`` says."""
 
@@ -58,6 +60,7 @@ ROUTES = (
     RouteSpec("/livez", "GET", "200 while this process turns", Access.OPEN),
     RouteSpec("/readyz", "GET", "200 when requests are welcome", Access.OPEN, aliases=("/health",)),
     RouteSpec("/metrics", "GET", "Prometheus metrics", Access.METRICS),
+    RouteSpec("/debug/requests/{id}", "GET", "Where a request's time went", Access.ADMIN),
     RouteSpec("/version", "GET", "This server's version"),
     RouteSpec("/load", "GET", "How busy this server is"),
     RouteSpec("/openapi.json", "GET", "This API, described", Access.DOCS),
@@ -81,6 +84,7 @@ OTHER_ROUTE = "other"
 
 BY_PATH: Mapping[str, RouteSpec] = {path: spec for spec in ROUTES for path in spec.paths}
 _MODEL = "/v1/models/{model_id}"
+_REQUEST = "/debug/requests/{id}"
 
 
 def route_path(scope: Scope, root_path: str) -> str:
@@ -94,6 +98,8 @@ def route_of(path: str) -> RouteSpec | None:
     spec = BY_PATH.get(path)
     if spec is None and path.startswith(("/v1/models/", "/models/")):
         return BY_PATH[_MODEL]
+    if spec is None and path.startswith("/debug/requests/"):
+        return BY_PATH[_REQUEST]
     return spec
 
 

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from frontend.answer.answers import ChatAnswer, CompletionAnswer
 from frontend.answer.generate import Generation, Route
 from frontend.errors import ApiError
-from frontend.http import docs_page, openapi, page, probes, token_routes
+from frontend.http import debug_routes, docs_page, openapi, page, probes, token_routes
 from frontend.http.envelope import error_response
 from frontend.http.route_table import ROUTES, Access, RouteSpec, is_offered_elsewhere, route_of, route_path
 from frontend.request.requests import ChatRequest, CompletionRequest
@@ -27,11 +27,13 @@ COMPLETIONS = Route(CompletionRequest, CompletionAnswer, "cmpl")
 Handler = Callable[..., Awaitable[Response]]
 
 
-def add_routes(app: FastAPI, frontend: Frontend) -> None:
-    """Register every route of the table and every error handler."""
+def add_routes(app: FastAPI, frontend: Frontend, *, for_admins: bool = False) -> None:
+    """Register every route of the table and every error handler; those for admins where there are some."""
     handlers = {**_generation(frontend), **_about(frontend), **_documents(frontend)}
     for spec in ROUTES:
         if spec.access is Access.DOCS and frontend.settings.docs == "off":
+            continue
+        if spec.access is Access.ADMIN and not for_admins:
             continue
         for path in spec.paths:
             pattern = path.replace("}", ":path}")
@@ -89,6 +91,9 @@ def _about(frontend: Frontend) -> dict[str, Handler]:
     async def metrics() -> Response:
         return Response(frontend.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    async def request(id: str) -> Response:
+        return _json(await debug_routes.report(frontend, id))
+
     async def version() -> Response:
         return _json(probes.VersionInfo(probes.version()))
 
@@ -101,6 +106,7 @@ def _about(frontend: Frontend) -> dict[str, Handler]:
         "/livez": live,
         "/readyz": ready,
         "/metrics": metrics,
+        "/debug/requests/{id}": request,
         "/version": version,
         "/load": load,
     }

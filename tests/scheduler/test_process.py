@@ -18,11 +18,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from headrace.commands.trace import main as trace_command
 from headrace.lease import LeaseEvent, LeaseServer
 from protocol import codec
 from protocol.base import Wire
 from protocol.codec import Decoder
-from protocol.frontend import Drain, Hello, Welcome
+from protocol.frontend import Drain, Hello, Inquire, Phase, Told, Welcome
 from protocol.keys import NullSecurity
 from protocol.link import Opened, PeerLink, Received
 from protocol.versions import NEWEST, OLDEST
@@ -30,7 +31,9 @@ from protocol.worker import Plan, Reset
 from scheduler.loop import SchedulerLoop
 from scheduler.main import run
 from scheduler.metrics import metrics_server
+from scheduler.outbox import ToLeader
 from scheduler.settings import SchedulerSettings
+from scheduler.trace import read_trace, replay
 from tests.scheduler.fake_worker import register
 from tests.scheduler.rig import submit
 
@@ -115,6 +118,27 @@ def test_it_serves_without_heavy_imports_and_sigterm_drains_to_status_zero(proce
     process.send_signal(signal.SIGTERM)
     assert frontend.next_of(Drain).remaining_ms == 30_000
     assert process.wait(WAIT) == 0, process.stderr.read()
+
+
+def test_sigusr1_writes_a_trace_that_replays(directory: Path, frontend: Linked, leader: Linked) -> None:
+    made = command(settings(directory, trace_dir=str(directory)))
+    with subprocess.Popen(made, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        session = frontend.opened().session
+        leader.opened()
+        leader.next_of(Reset)
+        assert frontend.link.send(submit(1), session)
+        leader.next_of(Plan)
+        process.send_signal(signal.SIGUSR1)
+        assert frontend.link.send(Inquire(9, (1, 2)), session)
+        (timeline,) = frontend.next_of(Told).timelines
+        assert (timeline.rid, timeline.phase, timeline.prompt_tokens) == (1, Phase.PREFILL, 5)
+        process.kill()
+    (path,) = directory.glob("*.trace")
+    header, entries = read_trace(path)
+    assert any(
+        isinstance(outgoing, ToLeader) and isinstance(outgoing.message, Plan) for outgoing in replay(header, entries)
+    )
+    assert trace_command([str(path), "--steps"]) == trace_command([str(path), "--replay"]) == 0
 
 
 def test_a_second_signal_ends_at_once(process, frontend: Linked, leader: Linked) -> None:

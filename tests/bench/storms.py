@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 
+import numpy as np
 from msgspec.structs import replace
 
 from bench.simulation.frontend import Asked
@@ -47,11 +49,11 @@ class Storm:
         families = [prompts.ids(160) for _ in range(3)]
         for nth, at in enumerate(prompts.arrivals(a_second, requests)):
             shared = families[nth % 3][: 16 * self.rng.randrange(10)]
-            ids = [*shared, *prompts.ids(self.rng.randint(1, 120))]
+            ids = np.concatenate((shared, prompts.ids(self.rng.randint(1, 120))))
             one = prompts.ask(ids, self.rng.randint(1, 90), at, tenant=f"t{nth % 4}")
             one.priority = self.rng.choice([0, 0, 0, -1, 5])
             self.asked.append(one)
-            self.clock.at(at, lambda one=one: self.arrive(one))
+            self.clock.at(at, functools.partial(self.arrive, one))
 
     def named(self, nth: int) -> Register:
         return replace(self.shape, group=f"g{nth}")

@@ -55,6 +55,10 @@ class Group:
             return False
         return len(sequence.request.prompt) + sequence.request.limit <= self.scheduler.shape.effective_context
 
+    def has_blocks_for(self, sequence: Sequence) -> bool:
+        """Whether its whole prefill can be given blocks now."""
+        return self.scheduler.blocks_to_admit(sequence) <= self.scheduler.free_for_admission()
+
     def busyness(self) -> float:
         """In full steps: prefill that waits, decodes, KV pressure; each about 1 on a busy group: none drowns another.
 
@@ -170,7 +174,7 @@ class Offers:
 
     def __init__(self, groups: Iterable[Group]) -> None:
         self._groups: dict[Group, tuple[int, float]] = {}
-        """(blocks that may be taken, busyness)"""
+        """(blocks that may surely be taken, busyness)"""
         for group in groups:
             self.look_again(group)
 
@@ -180,7 +184,7 @@ class Offers:
     def look_again(self, group: Group) -> None:
         """Something was admitted there."""
         if group.accepts:
-            self._groups[group] = (group.scheduler.free_for_admission(), group.busyness())
+            self._groups[group] = (group.scheduler.surely_free_for_admission(), group.busyness())
         else:
             self._groups.pop(group, None)
 
@@ -191,7 +195,7 @@ class Offers:
             shape = group.scheduler.shape
             if busyness - AFFINITY + length / shape.max_tokens_per_step >= least or not group.could_take(sequence):
                 continue
-            if shape.blocks_to_prefill(length) > free and group.scheduler.blocks_to_admit(sequence) > free:
+            if shape.blocks_to_prefill(length) > free and not group.has_blocks_for(sequence):
                 continue
             cost = group.cost(sequence, busyness)
             if cost < least:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
+
 from protocol.frontend import Finish, Frame, PromptLogprobs, Started
 from protocol.ids import SessionId
 from protocol.packing import pack_u8, pack_u32, pack_u64
@@ -49,8 +51,7 @@ class Notebook:
         return notes
 
 
-@dataclass(frozen=True, slots=True)
-class StepFrames:
+class StepFrames(msgspec.Struct, frozen=True, eq=False):
     """All frames of one step, built when they are sent: the plan before them in the outbox does not wait for that."""
 
     group: str
@@ -65,7 +66,7 @@ class StepFrames:
         rids, firsts, counts, ids = pack_u64(rows.rid), pack_u32(rows.first), pack_u8(rows.counts), rows.packed_ids()
         at = 0
         for session, start, end in _runs(rows.session):
-            notes = unsaid.pop(session, None) or Notes()
+            notes = unsaid.pop(session, None)
             ids_here = 4 * sum(counts[start:end])
             yield (
                 session,
@@ -76,10 +77,10 @@ class StepFrames:
                     first=firsts[4 * start : 4 * end],
                     counts=counts[start:end],
                     ids=ids[at : at + ids_here],
-                    finishes=tuple(notes.finishes),
-                    started=tuple(notes.started),
+                    finishes=tuple(notes.finishes) if notes else (),
+                    started=tuple(notes.started) if notes else (),
                     logprobs=rows.records(start, end),
-                    prompt_logprobs=tuple(notes.judged),
+                    prompt_logprobs=tuple(notes.judged) if notes else (),
                 ),
             )
             at += ids_here

@@ -145,6 +145,11 @@ class GroupScheduler:
         free = self._tenancy.pool.free
         return free - self.shape.watermark - self._planner.blocks_wanted_soon() if self.running else free
 
+    def surely_free_for_admission(self) -> int:
+        """No more than ``free_for_admission``, without a look at who runs."""
+        free = self._tenancy.pool.free
+        return free - self.shape.watermark - self.running * self._planner.most_wanted_soon if self.running else free
+
     def blocks_to_admit(self, sequence: Sequence) -> int:
         """Blocks that its admission would take from those free; fewer when others hold the beginning it shares."""
         return self._tenancy.blocks_to_admit(sequence)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from protocol.frontend import SchedulerToFrontend
 from protocol.ids import SessionId
 from protocol.worker import SchedulerToLauncher, SchedulerToLeader
 from scheduler.frames import StepFrames
 
 
-@dataclass(frozen=True, slots=True)
-class ToFrontend:
+class ToFrontend(msgspec.Struct, frozen=True):
     """To one frontend session."""
 
     session: SessionId
@@ -25,8 +26,7 @@ class ToFrontends:
     message: SchedulerToFrontend
 
 
-@dataclass(frozen=True, slots=True)
-class ToLeader:
+class ToLeader(msgspec.Struct, frozen=True):
     """To one leader session."""
 
     session: SessionId

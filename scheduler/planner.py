@@ -14,6 +14,7 @@ from scheduler.group_policy import GroupPolicy
 from scheduler.ledger import StepLedger
 from scheduler.pacing import PrefillPace
 from scheduler.requests import Int32Array, Sequence
+from scheduler.shape import PLANS_IN_FLIGHT
 from scheduler.slots import BoolArray, Int64Array
 from scheduler.tenancy import SlotIndex, Tenancy
 
@@ -106,6 +107,11 @@ class Planner:
         short = rows & (lacking > 0)
         return -(-lacking // self.shape.block_size) * short if np.count_nonzero(short) else None
 
+    @property
+    def most_wanted_soon(self) -> int:
+        """The most that ``blocks_wanted_soon`` can count for one sequence, whose prefill has its blocks."""
+        return self.shape.blocks_for(self._growth + (PLANS_IN_FLIGHT + 1) * self.shape.max_ids_per_row) + 1
+
     def blocks_wanted_soon(self) -> int:
         """Blocks to keep for those who run: for the next plan, and for as much more as the policy wants them to grow.
 
@@ -113,7 +119,7 @@ class Planner:
         """
         if self._wanted_soon is None:
             slots, most = self._tenancy.slots, self.shape.max_ids_per_row
-            growth = np.clip(slots.limit - slots.outputs, 0, self._growth)
+            growth = np.minimum(np.maximum(slots.limit - slots.outputs, 0), self._growth)
             reach = slots.prompt_len + slots.outputs + slots.under_way * most + (most - 1) + growth
             lacking = -(-reach // self.shape.block_size) - slots.num_blocks
             self._wanted_soon = int(lacking[slots.occupied & (lacking > 0)].sum())

@@ -1,12 +1,12 @@
 """What the ids of a step mean: where each row's output ends, and what goes out to frontends.
 
-Pure array functions over rows; a row returns 0 … 8 ids.
+Pure array functions over rows; a row returns 0 … 8 ids. What is made at every step is a msgspec struct: those are made
+several times faster than frozen dataclasses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,8 +30,7 @@ class BadStepDone(ValueError):
     """A StepDone that does not fit its plan: the group's tables can no longer be trusted."""
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True, eq=False):
     """A StepDone's rows, in plan order."""
 
     counts: Int64Array
@@ -44,8 +43,7 @@ class Rows:
     """Some row has a status other than OK."""
 
 
-@dataclass(frozen=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True, eq=False):
     """Ids that go out: one row per sequence that got any."""
 
     session: Int64Array
@@ -109,8 +107,7 @@ class Delivery:
         )
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, eq=False):
     """A sequence that ended, and why."""
 
     sequence: Sequence
@@ -120,8 +117,7 @@ class Finished:
     message: str = ""
 
 
-@dataclass(frozen=True)
-class StepOutcome:
+class StepOutcome(msgspec.Struct, frozen=True, eq=False):
     """What a StepDone means to everyone else."""
 
     delivery: Delivery

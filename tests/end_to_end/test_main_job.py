@@ -14,6 +14,7 @@ import pytest
 
 from tests.end_to_end.prompts import PROMPTS
 from tests.end_to_end.serve_process import ServeProcess
+from tests.workers.native_rig import has_native_library
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +23,14 @@ PARIS = [{"role": "user", "content": "What is the capital of France?"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServeProcess]:
-    """The real model in float32, so that answers are the same alone and under load; a pool small enough to preempt.
+    """The real model, and a pool small enough to preempt. The short context bounds answers that nothing else does.
 
-    The short context bounds answers that nothing else does.
+    Answers are the same alone and under load: on the native engine in every precision, else in float32.
     """
     arguments = {
         "--launcher": "local",
         "--served-model-name": "llama-8b",
-        "--dtype": "float32",
+        "--dtype": "auto" if has_native_library() else "float32",
         "--max-num-seqs": "32",
         "--max-model-len": "512",
         "--kv-cache-memory": "96MiB",

@@ -14,3 +14,12 @@ def native_library() -> NativeLibrary:
         return load_library()
     except NativeCpuUnavailable as error:
         pytest.skip(f"no native library here: {error}")
+
+
+def has_native_library() -> bool:
+    """Whether models run on it here unless they are asked not to."""
+    try:
+        load_library()
+    except NativeCpuUnavailable:
+        return False
+    return True

@@ -7,6 +7,7 @@ hundreds of groups share one process. Ids are a pure function of (seed, position
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,12 @@ class SimulatedGroup:
         self._computed: Int64Array = zeros(np.int64)
         self._target: Int64Array = zeros(np.int64)
         self._seed: UInt64Array = zeros(np.uint64)
-        self._running: _Step | None = None
+        self._running: Step | None = None
+
+    @property
+    def running(self) -> Step | None:
+        """The step that runs."""
+        return self._running
 
     @property
     def busy(self) -> bool:
@@ -119,7 +125,7 @@ class SimulatedGroup:
         self.plans.clear()
         return StepFailed(self._epoch, self.register.incarnation, step.plan.step, kind, kv_survived, "simulated")
 
-    def _apply(self, plan: Plan) -> _Step:
+    def _apply(self, plan: Plan) -> Step:
         """Change the tables as a plan says, and lay out its rows."""
         if plan.drops:
             self._occupied[unpack_u32(plan.drops).astype(np.intp)] = False
@@ -144,23 +150,18 @@ class SimulatedGroup:
             sum_ctx_decode=int(ends[: len(decoding)].sum()),
             sum_chunk_ctx_prefill=int((chunks[:, 1] * ends[len(decoding) :]).sum()),
         )
-        return _Step(plan, slots, lengths, samples, features)
+        return Step(plan, slots, lengths, samples, features)
 
 
-class _Step:
+@dataclass(frozen=True)
+class Step:
     """A step that runs. Arrays are [rows]."""
 
-    __slots__ = ("features", "lengths", "plan", "samples", "slots")
-
-    def __init__(
-        self,
-        plan: Plan,
-        slots: Int64Array,
-        lengths: Int64Array,
-        samples: npt.NDArray[np.bool_],
-        features: StepFeatures,
-    ) -> None:
-        self.plan, self.slots, self.lengths, self.samples, self.features = plan, slots, lengths, samples, features
+    plan: Plan
+    slots: Int64Array
+    lengths: Int64Array
+    samples: npt.NDArray[np.bool_]
+    features: StepFeatures
 
 
 def registration(

@@ -29,6 +29,7 @@ from scheduler.main import run
 from scheduler.settings import SchedulerSettings
 sys.exit(run(msgspec.json.decode(sys.argv[1], type=SchedulerSettings)))
 """
+VOCABULARY = 50_000
 HELD = 0.97
 """Of the steps that were due, at least this share was done."""
 
@@ -94,6 +95,9 @@ def _observe(sim: SocketSimulation, load: Load, scheduler: int, seconds: float) 
     took = time.perf_counter() - began
     steps, waited = sim.turnaround.steps - steps, sim.turnaround.waited - waited
     ids = _ids(sim) - ids
+    for frontend in sim.frontends:
+        for asked in frontend.ended[-20:]:
+            asked.check(VOCABULARY)
     return LoadResult(
         load=load,
         seconds=took,
@@ -132,7 +136,12 @@ def _fill(sim: SocketSimulation, load: Load) -> None:
     times = StepTimes(c0=1e6 / load.steps_a_second, c1=0.0, c2=0.0, c3=0.0, c4=0.0)
     for number in range(load.groups):
         shape = registration(
-            f"g{number}", nonce=number + 1, num_blocks=blocks * 2, max_slots=load.streams, max_tokens_per_step=2048
+            f"g{number}",
+            nonce=number + 1,
+            num_blocks=blocks * 2,
+            max_slots=load.streams,
+            max_tokens_per_step=2048,
+            vocab_size=VOCABULARY,
         )
         sim.add_group(shape, times)
     frontends = [sim.add_frontend(number + 1) for number in range(load.frontends)]

@@ -99,8 +99,10 @@ class Site:
         *,
         seed: int = 0,
         make_cell: Callable[[CellSettings, Epoch], Cell] = Cell,
+        make_group: Callable[[Register, StepTimes], SimulatedGroup] = SimulatedGroup,
     ) -> None:
         self.clock = clock
+        self._make_group = make_group
         self.cell = make_cell(settings or CellSettings(), Epoch(seed + 1))
         self.faults = Faults()
         self.statistics = SiteStatistics()
@@ -125,7 +127,7 @@ class Site:
         """A group registers, as a new incarnation."""
         register = replace(register, incarnation=next(self._incarnations))
         session = SessionId(next(self._sessions))
-        running = Running(session, SimulatedGroup(register, times))
+        running = Running(session, self._make_group(register, times))
         refused = self.cell.refusal(register)
         assert refused is None, refused
         for old, other in list(self.running.items()):

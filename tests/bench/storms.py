@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from bench.simulation.frontend import Asked
-from bench.simulation.group import registration
+from bench.simulation.group import SimulatedGroup, registration
 from bench.simulation.virtual import Clock, Running, Site
 from bench.simulation.workload import Prompts
 from protocol.ids import Epoch
@@ -30,15 +30,16 @@ class Storm:
         self,
         seed: int,
         *,
-        requests: int = 100,
+        requests: int = 80,
         a_second: float = 60.0,
         num_blocks: int = 60,
         max_queue_requests: int = 10_000,
         make_cell: Callable[[CellSettings, Epoch], Cell] = Cell,
+        make_group: Callable[[Register, StepTimes], SimulatedGroup] = SimulatedGroup,
     ) -> None:
         self.clock = Clock()
         settings = CellSettings(max_queue_requests=max_queue_requests, max_queue_tokens=1 << 31)
-        self.site = Site(self.clock, settings, seed=seed, make_cell=make_cell)
+        self.site = Site(self.clock, settings, seed=seed, make_cell=make_cell, make_group=make_group)
         self.asked: list[Asked] = []
         self.rng = random.Random(seed)
         self.shape = registration(num_blocks=num_blocks, max_slots=8, max_tokens_per_step=128, max_ids_per_row=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import stat
 from pathlib import Path
 
@@ -43,8 +44,9 @@ class Telling(TracedCell):
         return outbox
 
 
+@functools.cache
 def storm_of(seed: int, most_bytes: int = 64 * MEBIBYTE) -> tuple[Storm, Telling]:
-    storm = Storm(seed, requests=80, make_cell=lambda settings, epoch: Telling(settings, epoch, most_bytes))
+    storm = Storm(seed, requests=60, make_cell=lambda settings, epoch: Telling(settings, epoch, most_bytes))
     storm.site.faults.step_fails, storm.site.faults.frame_is_lost = 0.01, 0.02
     storm.strike(deaths=2, slow=1)
     storm.run()
@@ -52,12 +54,12 @@ def storm_of(seed: int, most_bytes: int = 64 * MEBIBYTE) -> tuple[Storm, Telling
     return storm, storm.site.cell
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_replay_gives_the_same_plans_and_frames_byte_for_byte(tmp_path: Path, seed: int) -> None:
     _, cell = storm_of(seed)
     cell.trace.dump(tmp_path / "t", cell.epoch, cell.settings)
     again = [message for outgoing in replay(*read_trace(tmp_path / "t")) for message in told(outgoing)]
-    assert len(again) > 500 and again == cell.told
+    assert len(again) > 300 and again == cell.told
 
 
 def test_a_scheduler_that_does_otherwise_is_found_out(tmp_path: Path) -> None:

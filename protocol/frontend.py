@@ -154,6 +154,8 @@ class Started(Wire, frozen=True):
     rid: U64
     group: Name
     cached_tokens: Count
+    numerics: bytes = b""
+    """The group's numeric class; a resume asks for it again."""
 
 
 class PromptLogprobs(Wire, frozen=True):

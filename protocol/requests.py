@@ -80,3 +80,5 @@ class Choice(Wire, frozen=True):
     """u32 ids already received by the frontend, held-back text included; the next index is their count."""
     suspicion: Count = 0
     """Group deaths this choice was part of; kept over a resume."""
+    numerics: bytes = b""
+    """The numeric class that computed the resumed ids, as Started told; empty: any will do."""

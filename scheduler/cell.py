@@ -67,6 +67,8 @@ class CellStatistics:
     stale_steps: int
     group_losses: int
     requeues: int
+    resumed_inexact: int
+    """Choices that went on in another numeric class."""
     finished: dict[str, int]
     """By reason."""
     rejected: dict[str, int]
@@ -161,6 +163,10 @@ class Cell:
             raise SubmitRefused(RejectCode.UNKNOWN_MODEL, f"no group has registered the model {submit.model!r}")
         return model
 
+    def _end_unresumable(self, now: float) -> None:
+        for sequence in self._fleet.release_those_bound_in_vain(now):
+            self._withdraw(sequence, FinishReason.ERROR, "no group is left that would continue this answer exactly")
+
     def _end_condemned(self) -> None:
         for sequence in self._fleet.take_condemned():
             self._withdraw(sequence, FinishReason.ERROR, POISON)
@@ -185,6 +191,7 @@ class Cell:
 
     def _queue(self, model: Model, sequence: Sequence, now: float) -> None:
         """It waits, unless its tail already satisfies a stop id or its length: then it is finished at once."""
+        model.class_waits.saw(sequence.numerics)
         satisfied = sequence.satisfied_by_output()
         if satisfied is None:
             model.queue.add(sequence, now)
@@ -274,6 +281,7 @@ class Cell:
     def advance(self, now: float) -> None:
         """After the events of one turn: what is overdue, who can start, which plans can go, what is left to say."""
         self._fleet.judge_overdue_steps(now)
+        self._end_unresumable(now)
         self._end_condemned()
         self._end_expired(now)
         self._refuse_what_waits_in_vain(now)
@@ -390,6 +398,7 @@ class Cell:
             stale_steps=self._fleet.stale_steps,
             group_losses=self._fleet.losses,
             requeues=self._fleet.requeues,
+            resumed_inexact=self._fleet.resumed_inexact,
             finished={reason.name.lower(): count for reason, count in self._finished.items()},
             rejected={code.name.lower(): count for code, count in self._rejected.items()},
         )

@@ -10,6 +10,7 @@ from protocol.frontend import GroupLoad, ModelInfo
 from protocol.ids import SessionId
 from protocol.worker import Register
 from scheduler.group import GroupScheduler
+from scheduler.numeric_classes import ClassWaits
 from scheduler.queue import WaitingQueue
 from scheduler.requests import Sequence
 from scheduler.step_watch import StepWatch
@@ -50,8 +51,10 @@ class Group:
         return self.scheduler.has_room and not self.suspect and self.drain_ends is None
 
     def could_take(self, sequence: Sequence) -> bool:
-        """Whether the request fits this group when it runs alone, and may run beside those that do now."""
+        """Whether it fits this group when it runs alone, may run beside those that do now, and would go on exactly."""
         if (self.ward or is_suspect(sequence)) and not self.ward.takes(sequence, self.scheduler.running):
+            return False
+        if sequence.numerics and sequence.numerics != self.register.numerics_digest:
             return False
         return len(sequence.request.prompt) + sequence.request.limit <= self.scheduler.shape.effective_context
 
@@ -106,6 +109,12 @@ class Model:
     open: dict[Group, None] = field(default_factory=dict)
     """Groups that may have room: those that have none leave when they are looked at, and come back when stirred."""
     without_group_since: float | None = None
+    class_waits: ClassWaits = field(default_factory=ClassWaits)
+
+    @property
+    def classes(self) -> set[bytes]:
+        """Numeric classes of its groups."""
+        return {group.register.numerics_digest for group in self.groups.values()}
 
     def describe(self) -> ModelInfo:
         """What frontends are told; with no group left, what they were told last."""

@@ -18,6 +18,7 @@ from scheduler.directory import Group, Model, Offers, new_model
 from scheduler.frames import Notebook
 from scheduler.group import GroupScheduler
 from scheduler.load import DrainRate
+from scheduler.numeric_classes import returns, starts_on
 from scheduler.outbox import EndLeader, Outbox, ToFrontends, ToLaunchers, ToLeader
 from scheduler.queue import WaitingQueue, is_returning
 from scheduler.requests import Sequence, State
@@ -62,6 +63,8 @@ class Fleet:
         """StepDone and StepFailed that answered no outstanding plan."""
         self.losses = 0
         self.requeues = 0
+        self.resumed_inexact = 0
+        """Choices that went on in another numeric class."""
         self._settings = settings
         self._epoch = epoch
         self._outbox = outbox
@@ -100,6 +103,7 @@ class Fleet:
         shape = GroupShape.of(register, self._settings.watermark)
         scheduler = GroupScheduler(shape, self._epoch, Incarnation(register.incarnation), self._settings.group)
         watch = StepWatch(self._settings.step_times)
+        model.class_waits.saw(register.numerics_digest)
         group = Group(register.group, register.incarnation, session, register, scheduler, watch)
         self.groups[session] = model.groups[group.name] = group
         self._stir(group)
@@ -136,6 +140,20 @@ class Fleet:
         else:
             model.without_group_since = now
             self._outbox.add(ToFrontends(ModelDown(model.name, reason[:4096])))
+
+    def release_those_bound_in_vain(self, now: float) -> list[Sequence]:
+        """What has waited long for a group of its numeric class goes on in another; returned if that must not be."""
+        unresumable: list[Sequence] = []
+        for model in self.models.values():
+            for sequence in model.class_waits.overdue(model.queue, model.classes, self._settings.exact_wait, now):
+                if self._settings.exact_only:
+                    unresumable.append(sequence)
+                    continue
+                logger.warning("choice %d goes on in another numeric class: none of its own came", sequence.rid)
+                sequence.numerics = b""
+                self.resumed_inexact += 1
+                model.queue.look_again()
+        return unresumable
 
     def take_condemned(self) -> list[Sequence]:
         """Waiting choices that kill groups, since the last call: the caller ends them."""
@@ -245,6 +263,7 @@ class Fleet:
     def _requeue(self, sequences: list[Sequence], now: float) -> None:
         self.requeues += len(sequences)
         for sequence in sequences:
+            returns(sequence)
             self.models[sequence.request.model].queue.add(sequence, now)
 
     # -------------------------------------------------------------------------------------------------- placement
@@ -321,13 +340,14 @@ class Fleet:
             self.drain_rate.admitted(now)
         sequence.group, sequence.passed_over = group.name, 0
         sequence.admitted_at = group.scheduler.steps
+        starts_on(sequence, group.register.numerics_digest)
         if is_suspect(sequence):
             group.ward.enter(sequence)
         group.scheduler.admit(sequence)
         self._stirred[group] = None
         if not sequence.started:
             sequence.started = True
-            self._notes.start(sequence.request.session, Started(sequence.rid, group.name, sequence.cached_tokens))
+            self._notes.start(sequence.request.session, _started(sequence, group))
 
     def _keep_busy(self, group: Group, now: float) -> None:
         """Keep two plans out, each filled with admissions; whoever a plan preempted waits at the head, once settled."""
@@ -343,6 +363,10 @@ class Fleet:
         model.open[group] = None
         if group.draining and group.scheduler.idle:
             self._dismiss(group, now)
+
+
+def _started(sequence: Sequence, group: Group) -> Started:
+    return Started(sequence.rid, group.name, sequence.cached_tokens, group.register.numerics_digest)
 
 
 def _prefill_tokens(plan: Plan) -> int:

@@ -69,7 +69,15 @@ def read_submit(submit: Submit, session: SessionId, model: ModelInfo, now: float
             raise SubmitRefused(RejectCode.INVALID, "a rid or a seed is not a u64")
         output = _ids(choice.resume, "resumed ids", model.vocab_size)
         request.choices.append(
-            Sequence(request, choice.rid, choice.seed, next(arrivals), output, suspicion=choice.suspicion)
+            Sequence(
+                request,
+                choice.rid,
+                choice.seed,
+                next(arrivals),
+                output,
+                suspicion=choice.suspicion,
+                numerics=choice.numerics if len(output) else b"",
+            )
         )
     if len({choice.rid for choice in request.choices}) != len(request.choices):
         raise SubmitRefused(RejectCode.INVALID, "two choices have one rid")

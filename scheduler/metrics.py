@@ -51,6 +51,7 @@ class SchedulerCollector(Collector):
         yield _counter("stale_steps", "Step results that answered no outstanding plan.", cell.stale_steps)
         yield _counter("group_losses", "Groups whose session ended.", cell.group_losses)
         yield _counter("requeues", "Choices queued again after a preemption or a loss.", cell.requeues)
+        yield _counter("resumed_inexact", "Choices that went on in another numeric class.", cell.resumed_inexact)
         yield _labelled("requests_finished", "Finished choices.", "reason", cell.finished)
         yield _labelled("submits_rejected", "Rejected submits.", "code", cell.rejected)
         yield from _groups(load.groups)

@@ -183,6 +183,10 @@ class WaitingQueue:
         self._count(sequence, 1)
         self._news = True
 
+    def look_again(self) -> None:
+        """Something that waits may go where it could not before."""
+        self._news = True
+
     def take_news(self) -> bool:
         """Whether anything was added since the last call."""
         news, self._news = self._news, False

@@ -87,6 +87,8 @@ class Sequence:
     output: Int32Array = field(default_factory=lambda: NO_OUTPUT)
     suspicion: int = 0
     """Group deaths that it was there at and has not been cleared of; see suspects.py."""
+    numerics: bytes = b""
+    """The numeric class its output comes from; empty while it has none. See numeric_classes.py."""
     admitted_at: int = 0
     """Steps its group had done when it was admitted there."""
     state: State = State.QUEUED

@@ -24,6 +24,10 @@ class CellSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of waiting that are worth one priority level; 0: waiting is worth nothing."""
     tenant_quantum: int = 2048
     """Tokens a tenant gets each time its turn comes."""
+    exact_wait: float = 60.0
+    """Seconds that a request with output waits for a group of its numeric class."""
+    exact_only: bool = False
+    """After that it fails, instead of going on in another class."""
     step_times: StepTimes = StepTimes()
     group: GroupPolicy = GroupPolicy()
 
@@ -55,6 +59,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the ring that holds the last steps; 0: none."""
     trace_dir: str = ""
     """Where the ring is written on SIGUSR1; empty: the system's folder for temporary files."""
+    exact_wait: float = 60.0
+    exact_only: bool = False
     lease: str = ""
     """Path of the supervisor's unix socket; empty: none."""
     name: str = "scheduler"
@@ -66,6 +72,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
             max_queue_tokens=self.max_queue_tokens,
             watermark=self.watermark,
             model_grace=self.model_grace,
+            exact_wait=self.exact_wait,
+            exact_only=self.exact_only,
             max_queue_seconds=self.max_queue_seconds,
             priority_aging=self.priority_aging,
             tenant_quantum=self.tenant_quantum,

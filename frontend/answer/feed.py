@@ -132,6 +132,8 @@ class Feed:
         self.cached_tokens: int | None = None
         """Prompt tokens found in the prefix cache, as told the first time."""
         self.group = ""
+        self.numerics = b""
+        """The numeric class that its ids come from; a resume asks for it again."""
         self.submissions = 0
         """Times this choice was sent to a scheduler; kept by the client."""
         self.gaps = 0
@@ -145,7 +147,7 @@ class Feed:
 
     def choice(self, rid: int) -> Choice:
         """This choice under a new request id, to go on after the last id received."""
-        return Choice(rid, self.seed, resume=self.ids.tobytes())
+        return Choice(rid, self.seed, resume=self.ids.tobytes(), numerics=self.numerics if self.ids else b"")
 
     def accept(self, first: int, data: bytes, records: bytes = b"") -> bool:
         """Take u32 ids whose first has index ``first``, and their records.
@@ -168,9 +170,10 @@ class Feed:
         made: np.ndarray[tuple[int], np.dtype[np.void]] = unpack_records(data, self.submission.sampling.logprobs)
         return made
 
-    def started(self, group: str, cached_tokens: int) -> None:
+    def started(self, group: str, cached_tokens: int, numerics: bytes) -> None:
         """The choice was admitted; what was cached is kept from the first time."""
         self.group = group
+        self.numerics = numerics
         self.refused_since = None
         if self.cached_tokens is None:
             self.cached_tokens = cached_tokens

@@ -80,7 +80,7 @@ class OpenChoices:
         applied = Applied()
         for start in frame.started:
             if start.rid in feeds:
-                feeds[start.rid].started(start.group, start.cached_tokens)
+                feeds[start.rid].started(start.group, start.cached_tokens, start.numerics)
         for scored in frame.prompt_logprobs:
             feed = feeds.get(scored.rid)
             if feed is not None and feed.scores is not None:

@@ -147,6 +147,8 @@ LAUNCHER = (
 )
 
 QUEUE = (
+    Flag("exact-wait", "seconds that an answer waits for a group that continues it exactly (60)", number),
+    Flag("exact-only", "answers that no group can continue exactly fail", switch=True),
     Flag("max-queue-requests", "requests that may wait (1024)", positive, metavar="N"),
     Flag("max-queue-tokens", "prompt tokens that may wait (1000000)", tokens, metavar="N"),
     Flag("max-queue-seconds", "longest wait before a request is refused after all (0: any)", number),

@@ -49,6 +49,7 @@ from protocol.transport import Transport
 
 WAIT_SECONDS = 20.0
 GROUP = "group-0"
+NUMERICS = b"numeric class..."
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class FakeScheduler:
         for at, choice in enumerate(submit.choices):
             stops = frozenset(unpack_u32(submit.stop_ids).tolist())
             self.jobs[choice.rid] = Job(peer, choice.rid, script.of_choice(at), submit, len(choice.resume) // 4, stops)
-            started = (Started(choice.rid, GROUP, script.cached),)
+            started = (Started(choice.rid, GROUP, script.cached, NUMERICS),)
             self._send(peer, Frame(GROUP, 0, started=started))
             if submit.sampling.prompt_logprobs >= 0 and script.scores_prompt:
                 self._score_prompt(peer, choice.rid, submit, script.prompt_cuts)

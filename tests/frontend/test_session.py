@@ -9,7 +9,7 @@ import pytest
 
 from protocol.frontend import Credit, Drain, Finish, FinishReason, Frame, GroupLoad, Load, ModelDown, RejectCode, Submit
 from protocol.packing import pack_u8, pack_u32, pack_u64
-from tests.frontend.fake_scheduler import GROUP, FakeScheduler, Script
+from tests.frontend.fake_scheduler import GROUP, NUMERICS, FakeScheduler, Script
 from tests.frontend.harness import CHAT, MODEL, Bench, bench, chat
 
 TEXT = "One 世界 👩‍👩‍👧 two END three"
@@ -63,6 +63,8 @@ async def test_a_gap_is_closed_by_submitting_again(here: Bench) -> None:
     assert (await answer(here))[0] == TEXT
     rid = here.scheduler.submits[0].choices[0].rid
     assert resumed(here.scheduler)[0] == 0 and resumed(here.scheduler)[1] == 6
+    classes = [choice.numerics for submit in here.scheduler.submits for choice in submit.choices]
+    assert classes[:2] == [b"", NUMERICS], "it goes on in the class that its ids come from"
     await here.until(lambda: rid in here.scheduler.aborted, "the choice with the gap aborted")
     assert here.frontend.client.statistics().resubmitted == {"gap": 1}
 

@@ -67,7 +67,7 @@ SAMPLING = Sampling(
 FROM_FRONTEND: tuple[Wire, ...] = (
     Hello(BIG, 2, 1, 1),
     Submit(
-        choices=(Choice(1, BIG, pack_u32([5, 6]), 1), Choice(2, 3)),
+        choices=(Choice(1, BIG, pack_u32([5, 6]), 1, b"n" * 16), Choice(2, 3)),
         model="m",
         tokens=pack_u32([1, 2, 3]),
         max_tokens=16,
@@ -98,7 +98,7 @@ TO_FRONTEND: tuple[Wire, ...] = (
         pack_u8([1, 2]),
         pack_u32([11, 12, 13]),
         (Finish(1, FinishReason.STOP, 1, 11, "why"),),
-        (Started(BIG, "g0", 32),),
+        (Started(BIG, "g0", 32, b"n" * 16),),
         b"l",
         (PromptLogprobs(BIG, 1, b"p"),),
     ),

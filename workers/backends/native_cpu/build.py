@@ -55,7 +55,7 @@ def build_library(variant: Variant = RELEASE) -> Path:
         if target.is_file():
             return target
         # Whoever comes second waits for the first, then finds the file.
-        with (folder / ".lock").open("w") as lock:
+        with target.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_file():
                 _build(compiler, variant, target)

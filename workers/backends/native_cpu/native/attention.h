@@ -106,10 +106,12 @@ private:
         const uint16_t *keys[kTileBlocks], *values[kTileBlocks];
         const float *scales[kTileBlocks];
         for (int b = 0; b < blocks; b++) {
-            const int32_t block = a_.block_tables[static_cast<int64_t>(unit_.row) * a_.table_width + first / kBlockTokens + b];
+            const int32_t block =
+                a_.block_tables[static_cast<int64_t>(unit_.row) * a_.table_width + first / kBlockTokens + b];
             const uint8_t *head = a_.pool + block * kv.block_bytes + unit_.kv_head * kv.head_bytes;
             if (kv.int8) {
-                keys[b] = keys_ + b * kBlockTokens * kv.padded_dim, values[b] = values_ + b * kBlockTokens * kv.padded_dim;
+                keys[b] = keys_ + b * kBlockTokens * kv.padded_dim,
+                values[b] = values_ + b * kBlockTokens * kv.padded_dim;
                 expand(head, kv.part_bytes, keys_ + b * kBlockTokens * kv.padded_dim);
                 expand(head + kv.part_bytes, kv.part_bytes, values_ + b * kBlockTokens * kv.padded_dim);
                 scales[b] = reinterpret_cast<const float *>(head + 2 * kv.part_bytes);
@@ -143,7 +145,8 @@ private:
         __m512 largest = _mm512_set1_ps(-__builtin_inff());
         for (int v = 0; v < kTileVectors; v++) {
             seen[v] = v < blocks ? between(from - v * 16, until - v * 16) : 0;
-            __m512 score = _mm512_maskz_mul_ps(seen[v], _mm512_loadu_ps(scores_ + row * kKvTile + v * 16), _mm512_set1_ps(a_.scale));
+            __m512 score = _mm512_maskz_mul_ps(seen[v], _mm512_loadu_ps(scores_ + row * kKvTile + v * 16),
+                                               _mm512_set1_ps(a_.scale));
             if (scales && seen[v]) score = _mm512_maskz_mul_ps(seen[v], score, _mm512_loadu_ps(scales[v]));
             if (a_.softcap > 0) score = soft_capped(score, a_.softcap);
             scores[v] = score;
@@ -154,9 +157,11 @@ private:
         const bool any = maximum > -__builtin_inff();
         __m512 sum = _mm512_setzero_ps();
         for (int v = 0; v < kTileVectors; v++) {
-            __m512 weight = _mm512_maskz_mov_ps(seen[v], exponential(_mm512_sub_ps(scores[v], _mm512_set1_ps(any ? maximum : 0.0f))));
+            __m512 weight = _mm512_maskz_mov_ps(
+                seen[v], exponential(_mm512_sub_ps(scores[v], _mm512_set1_ps(any ? maximum : 0.0f))));
             sum = _mm512_add_ps(sum, weight);
-            if (scales && seen[v]) weight = _mm512_maskz_mul_ps(seen[v], weight, _mm512_loadu_ps(scales[v] + kBlockTokens));
+            if (scales && seen[v])
+                weight = _mm512_maskz_mul_ps(seen[v], weight, _mm512_loadu_ps(scales[v] + kBlockTokens));
             store_values(weights_ + row * kKvTile + v * 16, 0xffff, weight);
         }
         state.sum(row) = state.sum(row) * rescale(state, row, maximum) + _mm512_reduce_add_ps(sum);
@@ -185,7 +190,8 @@ private:
             total_.maximum(row) = maximum;
             for (int i = 0; i < a_.kv.padded_dim; i += 16) {
                 float *at = total_.values(row) + i;
-                _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_loadu_ps(span.values(row) + i), _mm512_set1_ps(factor), _mm512_loadu_ps(at)));
+                _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_loadu_ps(span.values(row) + i), _mm512_set1_ps(factor),
+                                                     _mm512_loadu_ps(at)));
             }
         }
     }
@@ -197,7 +203,8 @@ private:
             float *out = a_.out + (token * a_.kv.kv_heads + unit_.kv_head) * a_.group * width + row % a_.group * width;
             const __m512 factor = _mm512_set1_ps(1.0f / total_.sum(row));
             for (int i = 0; i < width; i += 16)
-                _mm512_mask_storeu_ps(out + i, lanes(width - i), _mm512_mul_ps(_mm512_loadu_ps(total_.values(row) + i), factor));
+                _mm512_mask_storeu_ps(out + i, lanes(width - i),
+                                      _mm512_mul_ps(_mm512_loadu_ps(total_.values(row) + i), factor));
         }
     }
 

@@ -58,10 +58,11 @@ struct Amx {
             for (int r = 0; r < rows; r++)
                 for (int t = 0; t < count; t++) {
                     const int at = r * kPanelWidth + t * 16;
-                    __m512 sum = _mm512_fmadd_ps(_mm512_load_ps(products + at), scales.d[part][t],
-                                                 _mm512_load_ps(panel + at));
+                    __m512 sum =
+                        _mm512_fmadd_ps(_mm512_load_ps(products + at), scales.d[part][t], _mm512_load_ps(panel + at));
                     if constexpr (kMinimum)
-                        sum = _mm512_fmadd_ps(scales.m[t], _mm512_set1_ps(in.sums[(row + r) * in.blocks() + tile]), sum);
+                        sum =
+                            _mm512_fmadd_ps(scales.m[t], _mm512_set1_ps(in.sums[(row + r) * in.blocks() + tile]), sum);
                     _mm512_store_ps(panel + at, sum);
                 }
         }
@@ -97,8 +98,10 @@ private:
     }
 
     template <int kTile> static void start(const float *out, int64_t stride, bool add) {
-        if (add) Tiles::load<kTile>(out, stride * 4);
-        else Tiles::zero<kTile>();
+        if (add)
+            Tiles::load<kTile>(out, stride * 4);
+        else
+            Tiles::zero<kTile>();
     }
 
     static void narrow(const uint16_t *x, int64_t x_stride, int rows, const uint16_t *const *tiles, int count,

@@ -33,8 +33,9 @@ struct Avx512 {
                         float *out, int64_t stride, bool add, int64_t ahead = 0) {
         for (int done = 0; done < rows;) {
             const int size = next_rows(rows - done);
-            kDense[size - 1][count - 1](x + done * x_stride, x_stride, tiles, pairs, out + done * stride, stride, add,
-                                        ahead);
+            for (int tile = 0; tile < count; tile += tiles_at_once(count - tile))
+                kDense[size - 1][tiles_at_once(count - tile) / 2](x + done * x_stride, x_stride, tiles + tile, pairs,
+                                                                  out + done * stride + tile * 16, stride, add, ahead);
             done += size;
         }
     }
@@ -46,9 +47,18 @@ struct Avx512 {
         for (int done = 0; done < rows;) {
             const int size = next_rows(rows - done);
             const int64_t first = row + done, block = first * in.blocks() + tile;
-            const Integer integer = {in.codes + first * in.padded + tile * kTileInputs, in.padded, in.scales + block,
-                                     in.sums + block, in.blocks()};
-            kIntegers<kHalves, kMinimum>[size - 1][count - 1](integer, expanded, scales, panel + done * kPanelWidth);
+            for (int t = 0; t < count; t += tiles_at_once(count - t)) {
+                const Integer integer = {in.codes + first * in.padded + tile * kTileInputs,
+                                         in.padded,
+                                         in.scales + block,
+                                         in.sums + block,
+                                         in.blocks(),
+                                         expanded + t * 512,
+                                         &scales,
+                                         t};
+                kIntegers<kHalves, kMinimum>[size - 1][tiles_at_once(count - t) / 2](
+                    integer, panel + done *kPanelWidth + t * 16);
+            }
             done += size;
         }
     }
@@ -59,6 +69,8 @@ private:
         const int groups = (left + kBlockRows - 1) / kBlockRows;
         return (left + groups - 1) / groups;
     }
+
+    static int tiles_at_once(int left) { return left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
     template <int kRows, int kTiles>
     static void dense(const float *x, int64_t x_stride, const uint16_t *const *tiles, int pairs, float *out,
@@ -101,16 +113,20 @@ private:
         int64_t stride;
         const float *scales, *sums;
         int64_t block_stride;
+        const uint16_t *expanded;
+        const TileScales *tile_scales;  // whose first to use is `tile`
+        int tile;
     };
 
     template <int kRows, int kTiles, bool kHalves, bool kMinimum>
-    static void integers(const Integer &in, const uint16_t *expanded, const TileScales &scales, float *panel) {
+    static void integers(const Integer &in, float *panel) {
         constexpr int kParts = kHalves ? 2 : 1, kPairs = kTilePairs / kParts;
         each<kParts>([&](auto part) INLINE {
             __m512i sum[kRows][kTiles];
-            each<kRows>([&](auto r) INLINE { each<kTiles>([&](auto t) INLINE { sum[r][t] = _mm512_setzero_si512(); }); });
+            each<kRows>([&](auto r)
+                            INLINE { each<kTiles>([&](auto t) INLINE { sum[r][t] = _mm512_setzero_si512(); }); });
             const int16_t *codes = in.codes + part * kPairs * 2;
-            const uint16_t *from = expanded + part * kPairs * 32;
+            const uint16_t *from = in.expanded + part * kPairs * 32;
             for (int pair = 0; pair < kPairs; pair++, codes += 2, from += 32) {
                 __m512i w[kTiles];
                 each<kTiles>([&](auto t) INLINE { w[t] = _mm512_load_si512(from + t * 512); });
@@ -126,9 +142,9 @@ private:
                 const __m512 total = kMinimum ? _mm512_set1_ps(in.sums[r * in.block_stride]) : scale;
                 each<kTiles>([&](auto t) INLINE {
                     float *at = panel + r * kPanelWidth + t * 16;
-                    const __m512 d = _mm512_mul_ps(scales.d[part][t], scale);
+                    const __m512 d = _mm512_mul_ps(in.tile_scales->d[part][in.tile + t], scale);
                     __m512 result = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][t]), d, _mm512_load_ps(at));
-                    if constexpr (kMinimum) result = _mm512_fmadd_ps(scales.m[t], total, result);
+                    if constexpr (kMinimum) result = _mm512_fmadd_ps(in.tile_scales->m[in.tile + t], total, result);
                     _mm512_store_ps(at, result);
                 });
             });
@@ -136,8 +152,12 @@ private:
     }
 
     // In assembly, because gcc 12 else copies the sums from register to register and keeps them on the stack as well.
-    static void multiply_add(__m512 &sum, __m512 a, __m512 b) { asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
-    static void multiply_add(__m512i &sum, __m512i a, __m512i b) { asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
+    static void multiply_add(__m512 &sum, __m512 a, __m512 b) {
+        asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    }
+    static void multiply_add(__m512i &sum, __m512i a, __m512i b) {
+        asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    }
 
     // do(0), do(1) ... with constants, so that arrays become registers.
     template <int kCount, int kFirst = 0, typename Do> INLINE static void each(const Do &what) {
@@ -148,28 +168,29 @@ private:
     }
 
     using Dense = void (*)(const float *, int64_t, const uint16_t *const *, int, float *, int64_t, bool, int64_t);
-    using Integers = void (*)(const Integer &, const uint16_t *, const TileScales &, float *);
+    using Integers = void (*)(const Integer &, float *);
 
-    template <int kRows> static constexpr auto dense_row() {
-        return Four<Dense>{{dense<kRows, 1>, dense<kRows, 2>, dense<kRows, 3>, dense<kRows, 4>}};
-    }
-    template <int kRows, bool kHalves, bool kMinimum> static constexpr auto integer_row() {
-        return Four<Integers>{{integers<kRows, 1, kHalves, kMinimum>, integers<kRows, 2, kHalves, kMinimum>,
-                               integers<kRows, 3, kHalves, kMinimum>, integers<kRows, 4, kHalves, kMinimum>}};
-    }
-    template <typename Function> struct Four {
-        Function by_tiles[4];
-        constexpr Function operator[](int index) const { return by_tiles[index]; }
+    // For 1, 2 and 4 tiles.
+    template <typename Function> struct ByTiles {
+        Function functions[3];
+        constexpr Function operator[](int index) const { return functions[index]; }
     };
+    template <int kRows> static constexpr ByTiles<Dense> dense_row() {
+        return {{dense<kRows, 1>, dense<kRows, 2>, dense<kRows, 4>}};
+    }
+    template <int kRows, bool kHalves, bool kMinimum> static constexpr ByTiles<Integers> integer_row() {
+        return {{integers<kRows, 1, kHalves, kMinimum>, integers<kRows, 2, kHalves, kMinimum>,
+                 integers<kRows, 4, kHalves, kMinimum>}};
+    }
 
-    static const Four<Dense> kDense[kBlockRows];
-    template <bool kHalves, bool kMinimum> static const Four<Integers> kIntegers[kBlockRows];
+    static const ByTiles<Dense> kDense[kBlockRows];
+    template <bool kHalves, bool kMinimum> static const ByTiles<Integers> kIntegers[kBlockRows];
 };
 
-const Avx512::Four<Avx512::Dense> Avx512::kDense[kBlockRows] = {dense_row<1>(), dense_row<2>(), dense_row<3>(),
-                                                                dense_row<4>(), dense_row<5>(), dense_row<6>()};
+const Avx512::ByTiles<Avx512::Dense> Avx512::kDense[kBlockRows] = {dense_row<1>(), dense_row<2>(), dense_row<3>(),
+                                                                   dense_row<4>(), dense_row<5>(), dense_row<6>()};
 template <bool kHalves, bool kMinimum>
-const Avx512::Four<Avx512::Integers> Avx512::kIntegers[kBlockRows] = {
+const Avx512::ByTiles<Avx512::Integers> Avx512::kIntegers[kBlockRows] = {
     integer_row<1, kHalves, kMinimum>(), integer_row<2, kHalves, kMinimum>(), integer_row<3, kHalves, kMinimum>(),
     integer_row<4, kHalves, kMinimum>(), integer_row<5, kHalves, kMinimum>(), integer_row<6, kHalves, kMinimum>()};
 

@@ -1,7 +1,7 @@
 // Quantised tiles to 16-bit values beside the product: integers as int16, or as bf16, in which they are exact.
 //
-// Planes of a tile: load r of four holds in each 16-bit word the nibbles of pairs r, r + 4, r + 8, r + 12, lowest first.
-// A table look-up takes five bits, so the table repeats and the bit above the nibble does not matter.
+// Planes of a tile: load r of four holds in each 16-bit word the nibbles of pairs r, r + 4, r + 8, r + 12, lowest
+// first. A table look-up takes five bits, so the table repeats and the bit above the nibble does not matter.
 #pragma once
 
 #include "formats.h"
@@ -24,20 +24,27 @@ template <Codes kCodes> inline __m512i code_table(int first, bool repeats) {
 
 template <int kType, Codes kCodes> class Expander {
 public:
-    Expander() : low_(code_table<kCodes>(kFirst, kBits < 6)), high_(code_table<kCodes>(kFirst + (kBits == 6 ? 32 : 16), kBits < 6)) {}
+    Expander()
+        : low_(code_table<kCodes>(kFirst, kBits < 6)),
+          high_(code_table<kCodes>(kFirst + (kBits == 6 ? 32 : 16), kBits < 6)) {}
 
     // out [16 pairs, 16 outputs, 2]
     inline void operator()(const uint8_t *tile, uint16_t *out) const {
-        if constexpr (kBits == 8) bytes(tile, out);
-        else nibbles(tile, out);
+        if constexpr (kBits == 8)
+            bytes(tile, out);
+        else
+            nibbles(tile, out);
     }
 
 private:
-    static constexpr int kBits = kType == HEADRACE_INT8 || kType == HEADRACE_Q8_0     ? 8
-                                 : kType == HEADRACE_Q6_K                             ? 6
+    static constexpr int kBits = kType == HEADRACE_INT8 || kType == HEADRACE_Q8_0                             ? 8
+                                 : kType == HEADRACE_Q6_K                                                     ? 6
                                  : kType == HEADRACE_Q4_0 || kType == HEADRACE_Q4_1 || kType == HEADRACE_Q4_K ? 4
                                                                                                               : 5;
-    static constexpr int kFirst = kType == HEADRACE_Q4_0 ? -8 : kType == HEADRACE_Q5_0 ? -16 : kType == HEADRACE_Q6_K ? -32 : 0;
+    static constexpr int kFirst = kType == HEADRACE_Q4_0   ? -8
+                                  : kType == HEADRACE_Q5_0 ? -16
+                                  : kType == HEADRACE_Q6_K ? -32
+                                                           : 0;
 
     inline void bytes(const uint8_t *tile, uint16_t *out) const {
 #pragma GCC unroll 16
@@ -95,7 +102,8 @@ struct TileScales {
     __m512 m[4];
 };
 
-template <int kType> constexpr bool kHasMinimum =
+template <int kType>
+constexpr bool kHasMinimum =
     kType == HEADRACE_Q4_1 || kType == HEADRACE_Q5_1 || kType == HEADRACE_Q4_K || kType == HEADRACE_Q5_K;
 template <int kType> constexpr bool kHasHalves = kType == HEADRACE_Q6_K;
 
@@ -103,8 +111,7 @@ inline __m512 load_halves(const uint8_t *from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
 }
 
-template <int kType>
-inline void load_scales(const uint8_t *header, const uint8_t *scales, TileScales &to, int at) {
+template <int kType> inline void load_scales(const uint8_t *header, const uint8_t *scales, TileScales &to, int at) {
     if constexpr (kType == HEADRACE_INT8) {
         to.d[0][at] = _mm512_set1_ps(1.0f);
     } else if constexpr (kType == HEADRACE_Q4_K || kType == HEADRACE_Q5_K || kType == HEADRACE_Q6_K) {
@@ -113,8 +120,10 @@ inline void load_scales(const uint8_t *header, const uint8_t *scales, TileScales
         const __m512 super = load_halves(header);
         to.d[0][at] = _mm512_mul_ps(super, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(first)));
         const __m512 other = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(second));
-        if constexpr (kHasHalves<kType>) to.d[1][at] = _mm512_mul_ps(super, other);
-        else to.m[at] = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(load_halves(header + 32), other));
+        if constexpr (kHasHalves<kType>)
+            to.d[1][at] = _mm512_mul_ps(super, other);
+        else
+            to.m[at] = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(load_halves(header + 32), other));
     } else {
         to.d[0][at] = load_halves(scales);
         if constexpr (kHasMinimum<kType>) to.m[at] = load_halves(scales + 32);

@@ -142,8 +142,10 @@ const Format *find_format(int type) {
 float half_to_float(uint16_t half) {
     const uint32_t sign = static_cast<uint32_t>(half >> 15) << 31, exponent = half >> 10 & 31, fraction = half & 1023;
     uint32_t bits;
-    if (exponent == 31) bits = sign | 0x7f800000 | fraction << 13;
-    else if (exponent) bits = sign | (exponent + 112) << 23 | fraction << 13;
+    if (exponent == 31)
+        bits = sign | 0x7f800000 | fraction << 13;
+    else if (exponent)
+        bits = sign | (exponent + 112) << 23 | fraction << 13;
     else {
         const float tiny = static_cast<float>(fraction) * 0x1p-24f;
         return sign ? -tiny : tiny;
@@ -160,9 +162,13 @@ void read_source_block(int type, const uint8_t *row, int64_t index, SourceBlock 
     const int sub = static_cast<int>(index % per_source);
     switch (type) {
     case HEADRACE_Q4_0: read_simple(block, load16(from), 0), read_nibbles(block, from + 2, nullptr, 8); break;
-    case HEADRACE_Q4_1: read_simple(block, load16(from), load16(from + 2)), read_nibbles(block, from + 4, nullptr, 0); break;
+    case HEADRACE_Q4_1:
+        read_simple(block, load16(from), load16(from + 2)), read_nibbles(block, from + 4, nullptr, 0);
+        break;
     case HEADRACE_Q5_0: read_simple(block, load16(from), 0), read_nibbles(block, from + 6, from + 2, 16); break;
-    case HEADRACE_Q5_1: read_simple(block, load16(from), load16(from + 2)), read_nibbles(block, from + 8, from + 4, 0); break;
+    case HEADRACE_Q5_1:
+        read_simple(block, load16(from), load16(from + 2)), read_nibbles(block, from + 8, from + 4, 0);
+        break;
     case HEADRACE_Q8_0: read_simple(block, load16(from), 0), memcpy(block.codes, from + 2, 32); break;
     case HEADRACE_Q4_K: read_k45(block, from, sub, false); break;
     case HEADRACE_Q5_K: read_k45(block, from, sub, true); break;
@@ -209,8 +215,10 @@ void unpack_row(const PackedMatrix &matrix, int64_t row, float *out) {
         const int64_t first = tile * kTileInputs;
         for (int k = 0; k < kTileInputs && first + k < matrix.columns; k++) {
             const int pair = k / 2, lane = output * 2 + k % 2;
-            if (format.blocks()) out[first + k] = d[k / 16] * static_cast<float>(get_code(format, from, pair, lane)) + m;
-            else out[first + k] = bf16_to_float(load16(from + pair * 64 + lane * 2));
+            if (format.blocks())
+                out[first + k] = d[k / 16] * static_cast<float>(get_code(format, from, pair, lane)) + m;
+            else
+                out[first + k] = bf16_to_float(load16(from + pair * 64 + lane * 2));
         }
     }
 }

@@ -29,11 +29,11 @@ struct Format {
     int tile;            // of one tile, its scales included
     int tiles_of_group;  // that share a header: 8 for K-quants, else 1
     int header;
-    int trailer;         // behind each strip
-    int high_bits;       // offset in the tile of the bits above the lowest four; 0: none
-    int scales;          // offset in the tile of its scales
-    bool has_minimum;    // values are d * code + m
-    int source_block;    // values of a block in GGUF; 0: not a GGUF block format
+    int trailer;       // behind each strip
+    int high_bits;     // offset in the tile of the bits above the lowest four; 0: none
+    int scales;        // offset in the tile of its scales
+    bool has_minimum;  // values are d * code + m
+    int source_block;  // values of a block in GGUF; 0: not a GGUF block format
     int source_bytes;
 
     bool blocks() const { return type != HEADRACE_BF16; }
@@ -68,13 +68,13 @@ struct PackedMatrix {
 
 // 32 consecutive values of a row, as GGUF keeps them: value k is d[k / 16] * code[k] + m.
 struct SourceBlock {
-    int8_t codes[32];     // signed where the format is symmetric
+    int8_t codes[32];  // signed where the format is symmetric
     float d[2];
     float m;
-    uint16_t super_d;     // fp16 as in the file; of the block, or of its 256 values for K-quants
+    uint16_t super_d;  // fp16 as in the file; of the block, or of its 256 values for K-quants
     uint16_t super_m;
-    int8_t scale[2];      // K-quants: integers that multiply super_d, one per 16 values in Q6_K
-    uint8_t minimum;      // K-quants: integer that multiplies super_m
+    int8_t scale[2];  // K-quants: integers that multiply super_d, one per 16 values in Q6_K
+    uint8_t minimum;  // K-quants: integer that multiplies super_m
 };
 
 // Block `index` of a row in GGUF's bytes.

@@ -8,12 +8,12 @@
 namespace headrace {
 
 constexpr int kBlockTokens = HEADRACE_BLOCK_SIZE;
-constexpr int kPanelStrips = 4;                          // strips of 16 outputs that one product call takes at most
+constexpr int kPanelStrips = 4;  // strips of 16 outputs that one product call takes at most
 constexpr int kPanelWidth = kPanelStrips * kTileOutputs;
-constexpr int kPanelRows = 64;                           // and rows
-constexpr int kKvTile = 64;                              // tokens of a softmax step, from position 0 on
-constexpr int kSpan = 512;                               // tokens summed from zero; spans are merged in order
-constexpr int kUnitRows = 64;                            // query rows of an attention unit, unless one token has more
+constexpr int kPanelRows = 64;  // and rows
+constexpr int kKvTile = 64;     // tokens of a softmax step, from position 0 on
+constexpr int kSpan = 512;      // tokens summed from zero; spans are merged in order
+constexpr int kUnitRows = 64;   // query rows of an attention unit, unless one token has more
 
 // Rows that enter a product, in the forms its matrices ask for. A row has `padded` values, zeros at the end.
 struct Activations {
@@ -36,23 +36,23 @@ struct Activations {
 struct KvLayout {
     int kv_heads, head_dim, padded_dim;
     bool int8;
-    int64_t part_bytes;   // K or V of a head of a block
+    int64_t part_bytes;  // K or V of a head of a block
     int64_t head_bytes;
     int64_t layer_bytes;
     int64_t block_bytes;
 };
 
 struct Attention {
-    int group;                     // query heads of a KV head
+    int group;  // query heads of a KV head
     float scale, softcap;
-    int window;                    // 0: none
+    int window;  // 0: none
     KvLayout kv;
-    uint8_t *pool;                 // from this layer's part of block 0 on
-    const int32_t *block_tables;   // [rows, table_width]
+    uint8_t *pool;                // from this layer's part of block 0 on
+    const int32_t *block_tables;  // [rows, table_width]
     int table_width;
-    int64_t tokens;                // of the step
-    uint8_t *queries;              // values [kv_heads, tokens * group, padded_dim]
-    float *out;                    // [tokens, heads * head_dim]
+    int64_t tokens;    // of the step
+    uint8_t *queries;  // values [kv_heads, tokens * group, padded_dim]
+    float *out;        // [tokens, heads * head_dim]
 
     // Softmax state of spans: per query row a maximum, a sum and padded_dim weighted values.
     int64_t state_floats() const { return kv.padded_dim + 16; }
@@ -68,23 +68,23 @@ struct Rotation {
 // Some tokens of one row against one KV head, over all spans or, with a state to leave its result in, one of them.
 struct AttentionUnit {
     int32_t row, token, count, position, kv_head;
-    int32_t span;      // -1: all
-    float *state;      // [count * group, state_floats]
+    int32_t span;  // -1: all
+    float *state;  // [count * group, state_floats]
 };
 
 // Memory of one thread.
 struct Scratch {
-    float *panel;      // [kPanelRows, kPanelWidth]
-    float *panel_up;   // likewise
-    float *row;        // longest row
+    float *panel;     // [kPanelRows, kPanelWidth]
+    float *panel_up;  // likewise
+    float *row;       // longest row
     uint8_t *attention;
 };
 
 struct Level {
     const char *name;
-    int64_t value_bytes;       // of a dense activation
-    bool has_codes;            // quantised products take Activations::codes
-    void (*begin)();           // on a thread, before anything else of a step
+    int64_t value_bytes;  // of a dense activation
+    bool has_codes;       // quantised products take Activations::codes
+    void (*begin)();      // on a thread, before anything else of a step
     void (*end)();
 
     // panel [rows, kPanelWidth] = activations [row, row + rows) times strips of the matrix.
@@ -101,6 +101,7 @@ struct Level {
                      const float *up_bias, float *out, int64_t stride);
     void (*finish_logits)(const float *panel, int rows, int count, float multiplier, float softcap, float *out,
                           int64_t stride);
+    int (*largest)(const float *values, int count);  // index of the first one; 0 when none is a number
 
     // Rotate a token's heads of one KV group, leave the queries as values and write K and V into the pool.
     void (*write_kv)(const Attention &, const Rotation &, const float *qkv, int64_t token, int kv_head, int32_t block,

@@ -21,6 +21,7 @@ template <class Engine> constexpr Level level_of(const char *name) {
             add,
             activate,
             finish_logits,
+            largest,
             write_kv<Engine>,
             AttentionOf<Engine>::scratch_bytes,
             AttentionOf<Engine>::attend,

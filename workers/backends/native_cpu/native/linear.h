@@ -41,7 +41,7 @@ void quantised_product(const PackedMatrix &matrix, const Activations &in, int64_
             load_scales<kType>(from[s] + header, from[s] + offset + format.scales, scales, s);
         }
         Engine::template add_tile<kHasHalves<kType>, kHasMinimum<kType>>(in, row, rows, tile, expanded, strips, scales,
-                                                                        panel);
+                                                                         panel);
     }
     if constexpr (kType == HEADRACE_INT8)
         for (int s = 0; s < strips; s++) {
@@ -99,12 +99,14 @@ inline void to_codes(const float *x, int64_t columns, int64_t row, Activations &
         const bool zero = finite && largest < 1e-30f;
         const float scale = !finite ? __builtin_nanf("") : zero ? 0.0f : largest / 32767.0f;
         const __m512 inverse = _mm512_set1_ps(finite && !zero ? 32767.0f / largest : 0.0f);
-        const __m512i p = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)), q = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+        const __m512i p = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse)),
+                      q = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
         auto *codes = reinterpret_cast<__m256i *>(to.codes + row * to.padded + first);
         _mm256_storeu_si256(codes, _mm512_cvtsepi32_epi16(p));
         _mm256_storeu_si256(codes + 1, _mm512_cvtsepi32_epi16(q));
         to.scales[row * to.blocks() + block] = scale;
-        to.sums[row * to.blocks() + block] = scale * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(p, q)));
+        to.sums[row * to.blocks() + block] =
+            scale * static_cast<float>(_mm512_reduce_add_epi32(_mm512_add_epi32(p, q)));
     }
 }
 
@@ -119,7 +121,8 @@ template <class Engine> void prepare(const float *x, int64_t row, Activations &t
     auto *dense = reinterpret_cast<Value *>(to.dense) + row * to.padded;
     if (to.wants_dense || !Engine::kHasCodes)
         for (int64_t i = 0; i < to.padded; i += 16)
-            store_values(dense + i, 0xffff, i < to.columns ? _mm512_maskz_loadu_ps(lanes(to.columns - i), x + i) : _mm512_setzero_ps());
+            store_values(dense + i, 0xffff,
+                         i < to.columns ? _mm512_maskz_loadu_ps(lanes(to.columns - i), x + i) : _mm512_setzero_ps());
     if (!to.wants_blocks) return;
     if constexpr (Engine::kHasCodes) {
         to_codes(x, to.columns, row, to);

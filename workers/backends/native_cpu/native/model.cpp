@@ -117,7 +117,8 @@ std::vector<float> *headrace_model::vector(int vector, int layer, int64_t &count
 
 std::string headrace_model::complete() {
     const auto missing = [](const Linear &linear) {
-        return std::any_of(linear.parts.begin(), linear.parts.end(), [](const PackedMatrix &part) { return !part.data; });
+        return std::any_of(linear.parts.begin(), linear.parts.end(),
+                           [](const PackedMatrix &part) { return !part.data; });
     };
     if (missing(weights.embedding)) return "the embedding";
     if (weights.final_norm.empty()) return "the final norm";
@@ -161,15 +162,19 @@ bool headrace_model::reserve(int64_t tokens, int64_t rows) {
     Workspace &w = work;
     if (tokens <= w.tokens && rows <= w.rows) return true;
     tokens = std::max(tokens, w.tokens), rows = std::max(rows, w.rows);
-    const int64_t hidden = config.hidden_size, longest = std::max<int64_t>({hidden, config.intermediate_size, qkv_width()});
+    const int64_t hidden = config.hidden_size,
+                  longest = std::max<int64_t>({hidden, config.intermediate_size, qkv_width()});
     const bool branches = !weights.layers[0].post_attention_norm.empty() || !weights.layers[0].post_mlp_norm.empty();
     bool fits = w.hidden.reserve(tokens * hidden * 4) && w.qkv.reserve(tokens * qkv_width() * 4) &&
                 w.queries.reserve(tokens * config.num_heads * kv.padded_dim * level.value_bytes) &&
-                w.attended.reserve(tokens * heads_width() * 4) && w.inner.reserve(tokens * config.intermediate_size * 4) &&
+                w.attended.reserve(tokens * heads_width() * 4) &&
+                w.inner.reserve(tokens * config.intermediate_size * 4) &&
                 (!branches || w.branch.reserve(tokens * hidden * 4)) &&
                 w.logits_best.reserve(static_cast<size_t>(team.threads()) * (rows + 16) * 8) &&
-                w.for_qkv.reserve(level, tokens, team.threads()) && w.for_attention_out.reserve(level, tokens, team.threads()) &&
-                w.for_gate_up.reserve(level, tokens, team.threads()) && w.for_down.reserve(level, tokens, team.threads()) && w.for_head.reserve(level, rows, team.threads());
+                w.for_qkv.reserve(level, tokens, team.threads()) &&
+                w.for_attention_out.reserve(level, tokens, team.threads()) &&
+                w.for_gate_up.reserve(level, tokens, team.threads()) &&
+                w.for_down.reserve(level, tokens, team.threads()) && w.for_head.reserve(level, rows, team.threads());
     const auto panel = static_cast<int64_t>(kPanelRows) * kPanelWidth * 4;
     const int64_t row = round_up((longest + 16) * 4, HEADRACE_ALIGNMENT);
     for (int thread = 0; fits && thread < team.threads(); thread++) {

@@ -64,7 +64,7 @@ struct Workspace {
     Pages judged;                  // fp32 [judged, hidden_size]
     Pages logits_best;             // per thread and row, for the largest logit
     ActivationBuffer for_qkv, for_attention_out, for_gate_up, for_down, for_head;
-    std::vector<Pages> scratch;    // per thread
+    std::vector<Pages> scratch;  // per thread
     std::vector<Scratch> scratch_of;
 };
 

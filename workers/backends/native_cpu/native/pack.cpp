@@ -99,8 +99,10 @@ void pack_matrix(Team &team, int source_type, const PackedMatrix &target, const 
                     continue;
                 }
                 read_row(source_type, from, target.columns, values.data());
-                if (format.type == HEADRACE_BF16) write_bf16(format, strip, output, values.data(), target.columns);
-                else write_int8(format, strip, output, values.data(), target.columns);
+                if (format.type == HEADRACE_BF16)
+                    write_bf16(format, strip, output, values.data(), target.columns);
+                else
+                    write_int8(format, strip, output, values.data(), target.columns);
             }
         });
     });

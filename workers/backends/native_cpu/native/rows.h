@@ -42,7 +42,8 @@ inline void add(const float *panel, int rows, int count, const float *bias, floa
         for (int c = 0; c < count; c += 16) {
             const __mmask16 mask = lanes(count - c);
             float *at = out + r * stride + c;
-            const __m512 sum = _mm512_fmadd_ps(panel_value(panel, r, c, mask, bias), factor, _mm512_maskz_loadu_ps(mask, at));
+            const __m512 sum =
+                _mm512_fmadd_ps(panel_value(panel, r, c, mask, bias), factor, _mm512_maskz_loadu_ps(mask, at));
             _mm512_mask_storeu_ps(at, mask, sum);
         }
 }
@@ -78,13 +79,28 @@ inline void finish_logits(const float *panel, int rows, int count, float multipl
         }
 }
 
+inline int largest(const float *values, int count) {
+    const __m512 least = _mm512_set1_ps(-__builtin_inff());
+    __m512 most = least;
+    for (int i = 0; i < count; i += 16)
+        most = _mm512_max_ps(_mm512_mask_loadu_ps(least, lanes(count - i), values + i), most);
+    most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    for (int i = 0; i < count; i += 16) {
+        const __mmask16 equal =
+            _mm512_cmp_ps_mask(_mm512_mask_loadu_ps(least, lanes(count - i), values + i), most, _CMP_EQ_OQ);
+        if (equal & lanes(count - i)) return i + __builtin_ctz(equal);
+    }
+    return 0;
+}
+
 // Rotates the halves of the leading rotary_dim values: (low, high) -> (low cos - high sin, high cos + low sin).
 inline void rotate(float *head, const Rotation &rotation) {
     const int half = rotation.rotary_dim / 2;
     for (int i = 0; i < half; i += 16) {
         const __mmask16 mask = lanes(half - i);
         const __m512 low = _mm512_maskz_loadu_ps(mask, head + i), high = _mm512_maskz_loadu_ps(mask, head + half + i);
-        const __m512 cos = _mm512_maskz_loadu_ps(mask, rotation.cos + i), sin = _mm512_maskz_loadu_ps(mask, rotation.sin + i);
+        const __m512 cos = _mm512_maskz_loadu_ps(mask, rotation.cos + i),
+                     sin = _mm512_maskz_loadu_ps(mask, rotation.sin + i);
         _mm512_mask_storeu_ps(head + i, mask, _mm512_fmsub_ps(low, cos, _mm512_mul_ps(high, sin)));
         _mm512_mask_storeu_ps(head + half + i, mask, _mm512_fmadd_ps(high, cos, _mm512_mul_ps(low, sin)));
     }
@@ -143,11 +159,14 @@ void write_kv(const Attention &attention, const Rotation &rotation, const float 
     const KvLayout &kv = attention.kv;
     const int width = kv.head_dim, group = attention.group, heads = group * kv.kv_heads;
     const auto turn = [&](const float *from, const float *weight) {
-        if (weight) norm(from, weight, width, rotation.norm_eps, scratch);
-        else memcpy(scratch, from, width * sizeof(float));
+        if (weight)
+            norm(from, weight, width, rotation.norm_eps, scratch);
+        else
+            memcpy(scratch, from, width * sizeof(float));
         rotate(scratch, rotation);
     };
-    auto *queries = reinterpret_cast<Value *>(attention.queries) + (kv_head * attention.tokens + token) * group * kv.padded_dim;
+    auto *queries =
+        reinterpret_cast<Value *>(attention.queries) + (kv_head * attention.tokens + token) * group * kv.padded_dim;
     for (int g = 0; g < group; g++) {
         turn(qkv + (kv_head * group + g) * width, rotation.q_norm);
         for (int i = 0; i < kv.padded_dim; i += 16)

@@ -15,12 +15,14 @@ struct Best {
 
 class Step {
 public:
-    Step(headrace_model &model, const headrace_step_arguments &in) : model_(model), level_(model.level), team_(model.team), in_(in) {
+    Step(headrace_model &model, const headrace_step_arguments &in)
+        : model_(model), level_(model.level), team_(model.team), in_(in) {
         hidden_ = model.work.hidden.as<float>();
         token_row_.resize(in.tokens), position_.resize(in.tokens);
         int token = 0;
         for (int row = 0; row < in.rows; row++) {
-            for (int i = 0; i < in.lengths[row]; i++, token++) token_row_[token] = row, position_[token] = in.starts[row] + i;
+            for (int i = 0; i < in.lengths[row]; i++, token++)
+                token_row_[token] = row, position_[token] = in.starts[row] + i;
             last_.push_back(token - 1);
             if (in.samples[row]) sampling_.push_back(token - 1);
         }
@@ -52,7 +54,7 @@ public:
             level_.finish_logits(panel.data, panel.rows, panel.columns, model_.config.logit_multiplier,
                                  model_.config.logit_softcap, out, vocab);
             for (int row = 0; best && row < panel.rows; row++)
-                note_largest(out + row * vocab, panel.columns, panel.column, best[panel.row + row]);
+                note_largest(out + row * vocab, panel, best[panel.row + row]);
         });
     }
 
@@ -91,12 +93,14 @@ private:
         const Activations attended = prepared_rows(work.for_attention_out, work.attended.as<float>(), thread);
         add_branch(layer.attention_out, attended, layer.post_attention_norm, thread);
         gate_and_up(layer.gate_up, normed_hidden(work.for_gate_up, layer.mlp_norm, thread), thread);
-        add_branch(layer.down, prepared_rows(work.for_down, work.inner.as<float>(), thread), layer.post_mlp_norm, thread);
+        add_branch(layer.down, prepared_rows(work.for_down, work.inner.as<float>(), thread), layer.post_mlp_norm,
+                   thread);
     }
 
     void attend(const Layer &layer, int index, int thread) {
         Attention attention = model_.attention(index);
-        attention.block_tables = in_.block_tables, attention.table_width = in_.table_width, attention.tokens = in_.tokens;
+        attention.block_tables = in_.block_tables, attention.table_width = in_.table_width,
+        attention.tokens = in_.tokens;
         const int kv_heads = attention.kv.kv_heads, half = model_.config.rotary_dim / 2;
         const float *qkv = model_.work.qkv.as<float>();
         const Scratch &scratch = model_.work.scratch_of[thread];
@@ -114,9 +118,8 @@ private:
         };
         // A unit that is one token by itself reads of this step only what it has written.
         if (!lone_units_)
-            team_.for_each(static_cast<int64_t>(in_.tokens) * kv_heads, [&](int64_t unit) {
-                write(unit / kv_heads, static_cast<int>(unit % kv_heads));
-            });
+            team_.for_each(static_cast<int64_t>(in_.tokens) * kv_heads,
+                           [&](int64_t unit) { write(unit / kv_heads, static_cast<int>(unit % kv_heads)); });
         team_.for_each(static_cast<int64_t>(units_.size()), [&](int64_t index) {
             const AttentionUnit &unit = units_[index];
             if (lone_units_) write(unit.token, unit.kv_head);
@@ -141,7 +144,8 @@ private:
             const int64_t column = strip * kTileOutputs;
             const int columns = static_cast<int>(std::min<int64_t>(strips * kTileOutputs, inner - column));
             level_.activate(model_.config.activation, scratch.panel, scratch.panel_up, rows, columns,
-                            linear.bias_from(column), linear.bias_from(inner + column), out + row * inner + column, inner);
+                            linear.bias_from(column), linear.bias_from(inner + column), out + row * inner + column,
+                            inner);
         });
     }
 
@@ -153,8 +157,10 @@ private:
         products(linear, in, in_.tokens, thread, [&](const Panel &panel) {
             const int64_t at = panel.row * hidden + panel.column;
             const float *bias = linear.bias_from(panel.column);
-            if (norm.empty()) level_.add(panel.data, panel.rows, panel.columns, bias, multiplier, hidden_ + at, hidden);
-            else level_.store(panel.data, panel.rows, panel.columns, bias, branch + at, hidden);
+            if (norm.empty())
+                level_.add(panel.data, panel.rows, panel.columns, bias, multiplier, hidden_ + at, hidden);
+            else
+                level_.store(panel.data, panel.rows, panel.columns, bias, branch + at, hidden);
         });
         if (norm.empty()) return;
         float *normed = model_.work.scratch_of[thread].row;
@@ -171,8 +177,10 @@ private:
             memcpy(kept + i * hidden, hidden_ + in_.judged[i] * hidden, hidden * sizeof(float));
         });
         team_.for_each(in_.rows, [&](int64_t row) {
-            level_.norm(hidden_ + last_[row] * hidden, model_.weights.final_norm.data(), hidden, model_.config.norm_eps, normed);
-            in_.broken[row] = !std::all_of(normed, normed + hidden, [](float value) { return __builtin_isfinite(value); });
+            level_.norm(hidden_ + last_[row] * hidden, model_.weights.final_norm.data(), hidden, model_.config.norm_eps,
+                        normed);
+            in_.broken[row] =
+                !std::all_of(normed, normed + hidden, [](float value) { return __builtin_isfinite(value); });
         });
         if (sampling_.empty()) return;
         std::vector<const float *> rows;
@@ -192,15 +200,16 @@ private:
     template <typename Prepare>
     Activations prepared(const ActivationBuffer &buffer, int64_t rows, int thread, Prepare &&prepare) {
         Activations to = rows <= kOwnRows ? buffer.own(level_, thread) : buffer.view;
-        if (rows > kOwnRows) team_.for_each(rows, [&](int64_t row) { prepare(row, to); });
-        else for (int64_t row = 0; row < rows; row++) prepare(row, to);
+        if (rows > kOwnRows)
+            team_.for_each(rows, [&](int64_t row) { prepare(row, to); });
+        else
+            for (int64_t row = 0; row < rows; row++) prepare(row, to);
         return to;
     }
 
     Activations prepared_rows(const ActivationBuffer &buffer, const float *x, int thread) {
-        return prepared(buffer, in_.tokens, thread, [&](int64_t token, Activations &to) {
-            level_.prepare(x + token * to.columns, token, to);
-        });
+        return prepared(buffer, in_.tokens, thread,
+                        [&](int64_t token, Activations &to) { level_.prepare(x + token * to.columns, token, to); });
     }
 
     Activations normed_hidden(const ActivationBuffer &buffer, const std::vector<float> &weight, int thread) {
@@ -224,7 +233,8 @@ private:
     }
 
     // All panels of a linear's output; `use` gets each once, on some thread.
-    template <typename Use> void products(const Linear &linear, const Activations &in, int64_t rows, int thread, Use &&use) {
+    template <typename Use>
+    void products(const Linear &linear, const Activations &in, int64_t rows, int thread, Use &&use) {
         float *data = model_.work.scratch_of[thread].panel;
         int64_t strips = 0;
         for (const PackedMatrix &part : linear.parts) strips += part.strips();
@@ -235,12 +245,14 @@ private:
         team_.for_each(panels * chunks, [&](int64_t index) {
             int64_t panel = index / chunks, first_column = 0;
             const PackedMatrix *part = linear.parts.data();
-            for (int64_t own; panel >= (own = (part->strips() + width - 1) / width); part++) panel -= own, first_column += part->rows;
+            for (int64_t own; panel >= (own = (part->strips() + width - 1) / width); part++)
+                panel -= own, first_column += part->rows;
             const int64_t strip = panel * width, row = index % chunks * kPanelRows, column = strip * kTileOutputs;
             const int count = static_cast<int>(std::min<int64_t>(width, part->strips() - strip));
             const int here = static_cast<int>(std::min<int64_t>(kPanelRows, rows - row));
             level_.product(*part, in, row, here, strip, count, data);
-            use(Panel{data, row, first_column + column, here, static_cast<int>(std::min<int64_t>(count * kTileOutputs, part->rows - column))});
+            use(Panel{data, row, first_column + column, here,
+                      static_cast<int>(std::min<int64_t>(count * kTileOutputs, part->rows - column))});
         });
     }
 
@@ -283,11 +295,10 @@ private:
 
     Best *best_of(int thread) { return model_.work.logits_best.as<Best>() + thread * (model_.work.rows + 16); }
 
-    static void note_largest(const float *values, int count, int64_t column, Best &best) {
-        for (int i = 0; i < count; i++) {
-            const auto id = static_cast<int32_t>(column + i);
-            if (values[i] > best.value || (values[i] == best.value && id < best.id)) best = {values[i], id};
-        }
+    void note_largest(const float *values, const Panel &panel, Best &best) const {
+        const int index = level_.largest(values, panel.columns);
+        const auto id = static_cast<int32_t>(panel.column + index);
+        if (values[index] > best.value || (values[index] == best.value && id < best.id)) best = {values[index], id};
     }
 
     void merge_best() {
@@ -295,7 +306,8 @@ private:
             Best best = best_of(0)[row];
             for (int thread = 1; thread < team_.threads(); thread++) {
                 const Best &other = best_of(thread)[row];
-                if (other.id >= 0 && (other.value > best.value || best.id < 0 || (other.value == best.value && other.id < best.id)))
+                if (other.id >= 0 &&
+                    (other.value > best.value || best.id < 0 || (other.value == best.value && other.id < best.id)))
                     best = other;
             }
             in_.greedy[row] = std::max(best.id, 0);
@@ -322,9 +334,7 @@ private:
 
 }  // namespace
 
-void run_step(headrace_model &model, const headrace_step_arguments &arguments) {
-    Step(model, arguments).run();
-}
+void run_step(headrace_model &model, const headrace_step_arguments &arguments) { Step(model, arguments).run(); }
 
 void run_judged(headrace_model &model, int first, int count, float *logits) {
     headrace_step_arguments none{};

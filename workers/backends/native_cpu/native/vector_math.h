@@ -51,9 +51,7 @@ inline __m256i to_bf16(__m512 x) {
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
-inline __m512 from_bf16(__m256i x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-}
+inline __m512 from_bf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 
 inline void store_values(float *to, __mmask16 mask, __m512 x) { _mm512_mask_storeu_ps(to, mask, x); }
 inline void store_values(uint16_t *to, __mmask16 mask, __m512 x) { _mm256_mask_storeu_epi16(to, mask, to_bf16(x)); }

@@ -52,14 +52,14 @@ def run_drive(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def run_load(given: argparse.Namespace) -> list[dict[str, Any]]:
     """A scheduler process under load."""
-    print("groups   core   us/step   steps done   stood still   ids/s   requests/s   simulation's core")
+    print("groups   core   its loop   us/step   steps done   stood still   ids/s   requests/s   simulation's core")
     results = []
 
     def show(one: processor_load.LoadResult) -> None:
         print(
-            f"{one.load.groups:6d}   {one.core_share:4.0%}   {one.us_per_step:7.0f}   {one.steps_done:10.1%}"
-            f"   {one.stood_still:11.1%}   {one.ids_a_second:5.0f}   {one.requests_a_second:10.0f}"
-            f"   {one.simulation_share:17.0%}"
+            f"{one.load.groups:6d}   {one.core_share:4.0%}   {one.loop_share:8.0%}   {one.us_per_step:7.0f}"
+            f"   {one.steps_done:10.1%}   {one.stood_still:11.1%}   {one.ids_a_second:5.0f}"
+            f"   {one.requests_a_second:10.0f}   {one.simulation_share:17.0%}"
         )
         results.append({**asdict(one), "us_per_step": one.us_per_step, "held": one.held})
 

@@ -168,9 +168,14 @@ class FrontendDoor(Door[FrontendToScheduler]):
         self._drain_ends: float | None = None
         self._held: dict[SessionId, list[Frame]] = {}
 
-    def hold(self, session: SessionId, frame: Frame) -> None:
-        """Send a frame soon, together with what else comes for the same frontend until then."""
+    def hold(self, session: SessionId, frame: Frame, now: float) -> None:
+        """Send a frame soon, together with what else comes for the same frontend until then.
+
+        One with logprobs, which may be large, goes at once: a message has a limit.
+        """
         self._held.setdefault(session, []).append(frame)
+        if frame.logprobs or frame.prompt_logprobs:
+            self.release(now)
 
     def release(self, now: float) -> None:
         """Send what was held, as one message a frontend: each send wakes up a thread here and a process there."""

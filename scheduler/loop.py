@@ -230,9 +230,9 @@ class SchedulerLoop:
             self.workers.send(outgoing.session, outgoing.message, now)
         elif isinstance(outgoing, StepFrames):
             for session_id, frame in outgoing.build():
-                self.frontends.hold(session_id, frame)
+                self.frontends.hold(session_id, frame, now)
         elif isinstance(outgoing, ToFrontend) and isinstance(outgoing.message, Frame):
-            self.frontends.hold(outgoing.session, outgoing.message)
+            self.frontends.hold(outgoing.session, outgoing.message, now)
         elif isinstance(outgoing, ToFrontend):
             self.frontends.release(now)
             self.frontends.send(outgoing.session, outgoing.message, now)

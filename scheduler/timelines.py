@@ -116,10 +116,10 @@ class Timelines:
         waiting = self._prefilling.get(group)
         if not waiting:
             return
-        for (session, rid), watched in list(waiting.items()):
-            if ((delivery.rid == rid) & (delivery.session == session)).any():
-                del waiting[session, rid]
-                watched.enter(Phase.DECODE, group, now)
+        rids = set(delivery.rid.tolist())
+        for session, rid in [key for key in waiting if key[1] in rids]:
+            if (delivery.session[delivery.rid == rid] == session).any():  # another frontend may use the same number
+                waiting.pop((session, rid)).enter(Phase.DECODE, group, now)
 
     def requeued(self, sequence: Sequence, now: float, *, lost: bool) -> None:
         """It waits again: preempted, or its step or its group came to nothing."""

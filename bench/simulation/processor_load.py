@@ -53,7 +53,9 @@ class LoadResult:
     load: Load
     seconds: float
     core_share: float
-    """CPU time of the scheduler process over time."""
+    """CPU time of the scheduler process over time, all its threads."""
+    loop_share: float
+    """The same of its one loop; the rest is ZMQ's thread, which sends and receives."""
     simulation_share: float
     """The same of this process; near 1 it is the limit, not the scheduler."""
     steps_done: float
@@ -90,7 +92,8 @@ def measure(load: Load, *, seconds: float = 6.0, warm_up: float = 3.0) -> LoadRe
 def _observe(sim: SocketSimulation, load: Load, scheduler: int, seconds: float) -> LoadResult:
     """Let time pass and say what happened meanwhile."""
     steps, waited, ids, ended = sim.turnaround.steps, sim.turnaround.waited, _ids(sim), _ended(sim)
-    began, cpu, own = time.perf_counter(), _cpu_seconds(scheduler), time.process_time()
+    began, cpu, loop = time.perf_counter(), _cpu_seconds(scheduler), _loop_seconds(scheduler)
+    own = time.process_time()
     sim.run(sim.clock() + seconds)
     took = time.perf_counter() - began
     steps, waited = sim.turnaround.steps - steps, sim.turnaround.waited - waited
@@ -102,6 +105,7 @@ def _observe(sim: SocketSimulation, load: Load, scheduler: int, seconds: float) 
         load=load,
         seconds=took,
         core_share=(_cpu_seconds(scheduler) - cpu) / took,
+        loop_share=(_loop_seconds(scheduler) - loop) / took,
         simulation_share=(time.process_time() - own) / took,
         steps_done=steps / (load.groups * load.steps_a_second * took),
         stood_still=waited / max(steps, 1),
@@ -191,5 +195,14 @@ def _wait_for(socket: Path, process: subprocess.Popen[bytes]) -> None:
 
 def _cpu_seconds(pid: int) -> float:
     """User and system time of a process, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return _seconds(Path(f"/proc/{pid}/stat"))
+
+
+def _loop_seconds(pid: int) -> float:
+    """The same of its main thread."""
+    return _seconds(Path(f"/proc/{pid}/task/{pid}/stat"))
+
+
+def _seconds(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -48,7 +48,16 @@ class Group:
     @property
     def accepts(self) -> bool:
         """Whether anything may be admitted now, blocks aside."""
-        return self.scheduler.has_room and not self.suspect and self.drain_ends is None
+        return self.scheduler.has_room and self.serves
+
+    @property
+    def serves(self) -> bool:
+        """Whether something that waits may count on it."""
+        return not self.suspect and self.drain_ends is None
+
+    def is_worth_waiting_for(self, sequence: Sequence) -> bool:
+        """Whether its prefix is being computed here right now."""
+        return self.serves and self.scheduler.parks(sequence)
 
     def could_take(self, sequence: Sequence) -> bool:
         """Whether it fits this group when it runs alone, may run beside those that do now, and would go on exactly."""
@@ -72,10 +81,21 @@ class Group:
         return prefill + scheduler.running / shape.usable_slots + scheduler.blocks_used / shape.num_blocks
 
     def cost(self, sequence: Sequence, busyness: float) -> float:
-        """In full steps, lower is better: how busy the group is, and the prefill that is not cached there."""
-        tokens = self.scheduler.shape.max_tokens_per_step
-        known = self.scheduler.cached_tokens(sequence) / tokens + (HOME if sequence.group == self.name else 0.0)
-        return busyness + sequence.length / tokens - min(known, AFFINITY)
+        """In full steps, lower is better: how busy the group is, and the prefill that is not cached there.
+
+        A prefix that is just being computed for another counts like a cached one, and waiting for it is no load: so
+        the choices of one request, and those that begin alike, find each other.
+        """
+        scheduler, tokens = self.scheduler, self.scheduler.shape.max_tokens_per_step
+        coming = scheduler.coming_tokens(sequence)
+        known = (scheduler.cached_tokens(sequence) + coming) / tokens + (HOME if sequence.group == self.name else 0.0)
+        waited_for = min(coming, scheduler.pending_prefill) / tokens
+        return busyness - waited_for + sequence.length / tokens - min(known, AFFINITY)
+
+    def least_cost(self, length: int, busyness: float) -> float:
+        """No more than the cost of any sequence of this length, without a look at its prefix."""
+        scheduler = self.scheduler
+        return busyness - AFFINITY + (length - scheduler.pending_prefill) / scheduler.shape.max_tokens_per_step
 
     def load(self) -> GroupLoad:
         """The group's pools and counters as frontends are told."""
@@ -179,34 +199,46 @@ def _with_groups(info: ModelInfo, ready_groups: int) -> ModelInfo:
 
 
 class Offers:
-    """Groups of a model that have room, during one look at its queue."""
+    """Groups of a model that have room, during one look at its queue; and those where it can be worth waiting."""
 
     def __init__(self, groups: Iterable[Group]) -> None:
-        self._groups: dict[Group, tuple[int, float]] = {}
+        self._open: dict[Group, tuple[int, float]] = {}
         """(blocks that may surely be taken, busyness)"""
+        self._computing: dict[Group, float] = {}
+        """Busyness of those whose next step is full of prefills."""
         for group in groups:
             self.look_again(group)
 
     def __bool__(self) -> bool:
-        return bool(self._groups)
+        return bool(self._open)
 
     def look_again(self, group: Group) -> None:
         """Something was admitted there."""
         if group.accepts:
-            self._groups[group] = (group.scheduler.surely_free_for_admission(), group.busyness())
-        else:
-            self._groups.pop(group, None)
+            self._open[group] = (group.scheduler.surely_free_for_admission(), group.busyness())
+            return
+        self._open.pop(group, None)
+        if group.scheduler.pending_prefill and group.serves:
+            self._computing[group] = group.busyness()
 
     def cheapest(self, sequence: Sequence) -> Group | None:
-        """The group of least cost among those with blocks for the whole prefill; the first wins a tie."""
+        """The group of least cost among those with blocks for the whole prefill; the first wins a tie.
+
+        It may be one that has no room yet and computes the prefix right now.
+        """
         best, least, length = None, math.inf, sequence.length
-        for group, (free, busyness) in self._groups.items():
+        for group, (free, busyness) in self._open.items():
             shape = group.scheduler.shape
-            if busyness - AFFINITY + length / shape.max_tokens_per_step >= least or not group.could_take(sequence):
+            if group.least_cost(length, busyness) >= least or not group.could_take(sequence):
                 continue
             if shape.blocks_to_prefill(length) > free and not group.has_blocks_for(sequence):
                 continue
             cost = group.cost(sequence, busyness)
             if cost < least:
                 best, least = group, cost
+        for group, busyness in self._computing.items():
+            if group.is_worth_waiting_for(sequence) and group.could_take(sequence):
+                cost = group.cost(sequence, busyness)
+                if cost < least:
+                    best, least = group, cost
         return best

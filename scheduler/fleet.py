@@ -283,7 +283,7 @@ class Fleet:
         """Admit what came since the last time, as far as there is room; plans are not made here."""
         for model in self.models.values():
             if model.queue.take_news():
-                model.open = {group: None for group in model.open if group.accepts}
+                model.open = {group: None for group in model.open if group.accepts or group.scheduler.pending_prefill}
                 self._admit(model, model.open, now)
 
     def withdraw(self, sequence: Sequence) -> None:
@@ -321,12 +321,16 @@ class Fleet:
                 sequence = next(in_turn, None)
                 if sequence is None or any(other.passed_over >= LOOK_AHEAD for other in passed):
                     return
+                if self._is_parked(model, sequence):
+                    parked += 1
+                    continue
                 group = offers.cheapest(sequence)
                 if group is None and is_suspect(sequence) and any(each.ward for each in model.groups.values()):
                     parked += 1  # its turn comes when those before it are cleared
                 elif group is None:
                     passed.append(sequence)
                 elif group.scheduler.parks(sequence):
+                    sequence.parked_at = group.name
                     parked += 1
                 else:
                     self._start(model, sequence, group, now)
@@ -334,11 +338,21 @@ class Fleet:
                     for other in passed:
                         other.passed_over += 1
 
+    def _is_parked(self, model: Model, sequence: Sequence) -> bool:
+        """Whether it still waits for a group to compute its prefix; no other is offered it meanwhile."""
+        if not sequence.parked_at:
+            return False
+        home = model.groups.get(sequence.parked_at)
+        if home is not None and home.is_worth_waiting_for(sequence):
+            return True
+        sequence.parked_at = ""
+        return False
+
     def _start(self, model: Model, sequence: Sequence, group: Group, now: float) -> None:
         model.queue.admit(sequence)
         if not is_returning(sequence):
             self.drain_rate.admitted(now)
-        sequence.group, sequence.passed_over = group.name, 0
+        sequence.group, sequence.passed_over, sequence.parked_at = group.name, 0, ""
         sequence.admitted_at = group.scheduler.steps
         starts_on(sequence, group.register.numerics_digest)
         if is_suspect(sequence):

@@ -158,6 +158,10 @@ class GroupScheduler:
         """Tokens of its prefill that it would find computed if it were admitted now."""
         return self._tenancy.hit(sequence) * self.shape.block_size
 
+    def coming_tokens(self, sequence: Sequence) -> int:
+        """Tokens behind those that are being computed for others right now."""
+        return self._tenancy.coming(sequence) * self.shape.block_size
+
     def parks(self, sequence: Sequence) -> bool:
         """Whether to wait a moment: the next tokens that it lacks are being computed for another sequence."""
         return self._tenancy.parks(sequence)

@@ -103,6 +103,8 @@ class Sequence:
     """Prompt tokens that its first start found in the group's prefix cache."""
     passed_over: int = 0
     """Later requests admitted before it because it did not fit."""
+    parked_at: str = ""
+    """The group that it waits for while that computes its prefix."""
     judged: int = 0
     """Prompt tokens whose logprobs its frontend has: those at positions 1 … judged."""
     chain: list[BlockHash] = field(default_factory=list)

@@ -79,6 +79,16 @@ class Tenancy:
         writer = self.index.writer(sequence.chain_to(most)[found])
         return writer is not None and writer.request.priority <= sequence.request.priority
 
+    def coming(self, sequence: Sequence) -> int:
+        """Blocks behind its hit that others are computing right now: what it would find if it waited for them."""
+        if not self.index.written or not self._caches(sequence):
+            return 0
+        most, found = sequence.reusable // self.shape.block_size, self.hit(sequence)
+        chain, end = sequence.chain_to(most), found
+        while end < most and self.index.writer(chain[end]) is not None:
+            end += 1
+        return end - found
+
     def admit(self, sequence: Sequence) -> int:
         """Give a sequence a slot and the blocks of its prefill; the caller knows that there are enough.
 

@@ -169,6 +169,21 @@ def test_a_cached_prefix_draws_requests_but_not_onto_a_group_that_is_full_of_the
     rig.check_outcomes()
 
 
+@pytest.mark.parametrize("prompt", [24, 80])
+def test_choices_of_one_request_go_to_one_group_and_its_prompt_is_computed_once(rig: Rig, prompt: int) -> None:
+    """Also while other groups idle, and whether the prompt takes a part of a step or several."""
+    shape = {"num_blocks": 400, "max_slots": 16, "max_tokens_per_step": 32, "context": 200}
+    workers = [rig.group(register(f"g{number}", number + 1, **shape)) for number in range(3)]
+    frontend = rig.frontend()
+    rig.submit(frontend, submit(1, list(range(prompt)), choices=4, block_size=4, max_tokens=5))
+    rig.run_until_idle()
+    assert len(set(frontend.started.values())) == 1 and len(frontend.started) == 4
+    computed = sum(int(batch.lengths[batch.num_decodes :].sum()) for worker in workers for _, batch in worker.executed)
+    assert computed <= prompt + 3 * 4, "what is not full of the last block each computes itself"
+    rig.check_outcomes()
+    rig.check_at_rest()
+
+
 def test_newcomers_of_one_turn_see_each_other(rig: Rig) -> None:
     """What was just admitted counts at once, before any plan or step."""
     for number in range(4):

@@ -1,4 +1,7 @@
-"""GET /debug/requests/{id}: where one request's time went, here and on the scheduler."""
+"""GET /debug/requests/{id}: where one request's time went, here and on the scheduler.
+
+Each frontend knows its own requests; where several share a port, ask again until the one answers that answered then.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,8 @@ async def report(frontend: Frontend, name: str) -> RequestReport:
     """Everything known about a request. Raises ApiError."""
     journey = frontend.journal.find(name)
     if journey is None:
-        raise ApiError(404, f"No request {name[:256]!r} is known to this frontend.", code="request_not_found")
+        here = f"this frontend, {frontend.settings.name}; another may have answered it (x-headrace-frontend)"
+        raise ApiError(404, f"No request {name[:256]!r} is known to {here}.", code="request_not_found")
     rids = journey.choices()
     timelines = {timeline.rid: timeline for timeline in await frontend.client.inquire(rids)}
     return RequestReport(

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from bench.simulation.frontend import Asked, SimulatedFrontend
 from bench.simulation.group import registration
 from bench.simulation.virtual import Clock, Site, check_at_rest
-from bench.simulation.workload import Prompts, Workload
+from bench.simulation.workload import Workload
 from protocol.worker import Register
 from scheduler.settings import CellSettings
 from workers.simulated import StepTimes
@@ -78,12 +78,11 @@ def run(
 
     def ended(one: Asked) -> None:
         nonlocal expected
-        following = workload.follow(one, prompts) if workload.follow is not None else None
+        following = workload.follow(one) if workload.follow is not None else None
         if following is not None:
             expected += 1
             clock.after(following.at, lambda: arrive(following))
 
-    prompts = Prompts(seed + 1_000_000)
     for one in workload.make(seed):
         expected += 1
         clock.at(one.at, functools.partial(arrive, one))

@@ -53,7 +53,7 @@ class Workload:
 
     name: str
     make: Callable[[int], list[Asked]]
-    follow: Callable[[Asked, Prompts], Asked | None] | None = None
+    follow: Callable[[Asked], Asked | None] | None = None
     """Given an answered request: what its client asks next, ``at`` seconds later."""
 
 
@@ -67,21 +67,22 @@ def prefix_heavy(seed: int) -> list[Asked]:
     return [prompts.ask(np.concatenate((shared[which], prompts.ids(64))), output, at) for at, which, output in rows]
 
 
-TURNS = 5
+TURNS = 4
 
 
 def conversations(seed: int) -> list[Asked]:
     """The first turns of conversations; see ``next_turn``."""
     prompts = Prompts(seed)
-    count = 200
-    rows = zip(prompts.arrivals(40.0, count), prompts.lengths(600, count), prompts.lengths(120, count), strict=True)
+    count = 150
+    rows = zip(prompts.arrivals(50.0, count), prompts.lengths(600, count), prompts.lengths(120, count), strict=True)
     return [prompts.ask(prompts.ids(min(length, 3000)), output, at) for at, length, output in rows]
 
 
-def next_turn(asked: Asked, prompts: Prompts) -> Asked | None:
+def next_turn(asked: Asked) -> Asked | None:
     """The client has read the answer and says more: the prompt is the whole conversation."""
     if asked.turn + 1 >= TURNS or asked.reject is not None:
         return None
+    prompts = Prompts(asked.seed)  # what is said next depends on the conversation alone, whenever it goes on
     before = np.concatenate((np.frombuffer(asked.prompt, dtype="<u4"), np.array(asked.ids, dtype="<u4")))
     pause = float(prompts.rng.exponential(1.0))
     following = prompts.ask(np.concatenate((before, prompts.ids(60))), prompts.lengths(120, 1)[0], pause)

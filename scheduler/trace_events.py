@@ -149,7 +149,7 @@ class Framed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=21):
     step: int
     rows: int
     checksum: int
-    """Over rows, ids and notes of all frontends."""
+    """Over what its StepDone does not tell: whose rows they are, and the notes of all frontends."""
 
 
 Incoming = (
@@ -183,9 +183,8 @@ def answer_of(outgoing: Outgoing) -> Answer | None:
 
 
 def _checksum(frames: StepFrames) -> int:
-    delivery, checksum = frames.delivery, 0
-    for array in (delivery.session, delivery.rid, delivery.first, delivery.counts, delivery.ids):
-        checksum = crc32(array.tobytes(), checksum)
+    delivery = frames.delivery
+    checksum = crc32(delivery.first.tobytes(), crc32(delivery.rid.tobytes()))
     for session, notes in frames.notes.items():
         said = msgspec.msgpack.encode((session, notes.finishes, notes.started, notes.judged))
         checksum = crc32(said, checksum)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from bench.simulation import policy
 from bench.simulation.frontend import Asked
 from bench.simulation.group import registration
 from bench.simulation.workload import Prompts, Workload
 from workers.simulated import StepTimes
+
+pytestmark = pytest.mark.slow
 
 TIMES = StepTimes(c0=4000.0, c1=20.0, c2=5.0, c3=0.03, c4=0.001)
 
@@ -18,13 +21,13 @@ def shared_prefixes(seed: int) -> list[Asked]:
     shared = [prompts.ids(2000) for _ in range(10)]
     return [
         prompts.ask(np.concatenate((shared[nth % 10], prompts.ids(40))), 20, at)
-        for nth, at in enumerate(prompts.arrivals(60.0, 120))
+        for nth, at in enumerate(prompts.arrivals(60.0, 90))
     ]
 
 
 def two_tenants(seed: int) -> list[Asked]:
     prompts = Prompts(seed)
-    whose = prompts.rng.permutation(["greedy"] * 250 + ["modest"] * 50)
+    whose = prompts.rng.permutation(["greedy"] * 200 + ["modest"] * 40)
     return [prompts.ask(prompts.ids(100), 30, 0.0002 * nth, str(tenant)) for nth, tenant in enumerate(whose)]
 
 

@@ -38,18 +38,7 @@ class Server:
 
     def usage(self) -> Usage:
         """CPU seconds and memory so far."""
-        cpu: dict[str, float] = {}
-        resident: dict[str, int] = {}
-        for pid in self._pids():
-            try:
-                role = self._role(pid)
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                memory = _pss(pid)
-            except OSError:
-                continue  # it ended
-            cpu[role] = cpu.get(role, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
-            resident[role] = resident.get(role, 0) + memory
-        return Usage(cpu, resident)
+        return usage_of(self._process.pid, self._roles)
 
     def wait(self, seconds: float) -> float:
         """Wait until it answers; returns how long that took. Raises SystemExit when it ends or takes longer."""
@@ -70,25 +59,22 @@ class Server:
         except (OSError, http.client.HTTPException):
             return False
 
-    def _role(self, pid: int) -> str:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return next((role for role in self._roles if role.encode() in words), "other")
 
-    def _pids(self) -> Iterator[int]:
-        """The process and all below it."""
-        children: dict[int, list[int]] = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                except OSError:
-                    continue
-                children.setdefault(parent, []).append(int(entry.name))
-        waiting = [self._process.pid]
-        while waiting:
-            pid = waiting.pop()
-            yield pid
-            waiting += children.get(pid, [])
+def usage_of(pid: int, roles: Sequence[str]) -> Usage:
+    """Of a process and all below it, by the role whose word is in its command line; others are "other"."""
+    cpu: dict[str, float] = {}
+    resident: dict[str, int] = {}
+    for each in _family(pid):
+        try:
+            words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            memory = _pss(each)
+        except OSError:
+            continue  # it ended
+        role = next((role for role in roles if role.encode() in words), "other")
+        cpu[role] = cpu.get(role, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS
+        resident[role] = resident.get(role, 0) + memory
+    return Usage(cpu, resident)
 
 
 @contextmanager
@@ -125,6 +111,22 @@ def started(
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all below it."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    waiting = [pid]
+    while waiting:
+        yield (one := waiting.pop())
+        waiting += children.get(one, [])
 
 
 def _pss(pid: int) -> int:

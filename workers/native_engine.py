@@ -56,6 +56,7 @@ def build_native_engine(options: WorkerOptions, artefacts: Artefacts, config: Mo
     source = _Source(artefacts, config)
     precision = _precision(options, source)
     kv_type = _kv_type(options)
+    report("preparing the native library", 0.0)  # which is compiled when this is its first start
     try:
         library = load_library()
     except NativeCpuUnavailable as error:

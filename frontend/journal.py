@@ -37,6 +37,8 @@ class Journey:
     ended: float = NEVER
     outcome: str = ""
     """``answered``, ``client gone`` or the error's code; empty while it lives."""
+    failure: str = ""
+    """The error that a stream ended with."""
     feeds: list[Feed] = field(default_factory=list)
     """Its choices, while it lives."""
     rids: list[int] = field(default_factory=list)

@@ -74,6 +74,7 @@ class Timing:
             self._metrics.stalls.inc()
 
     def failed(self, error: ApiError) -> None:
+        self._journey.failure = error.code or "error"
         self._metrics.errors.labels(error.code or "none").inc()
 
 

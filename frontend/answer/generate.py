@@ -53,12 +53,13 @@ class Generation(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         frontend = self._frontend
+        self._journey.request_id = request_id_of(scope)
         try:
             with frontend.bodies.hold() as held:
                 await exchange.while_connected(
                     self._answer(exchange, held, await exchange.json_body(frontend.settings.max_body_bytes, held))
                 )
-            self._journey.end("answered")
+            self._journey.end(self._journey.failure or "answered")
         except ClientGone:
             frontend.metrics.disconnects.inc()
             self._journey.end("client gone")
@@ -77,7 +78,7 @@ class Generation(Response):
         headers = {"x-ignored-fields": fields.ignored_header(ignored)} if ignored else {}
         if request.request_id is not None and exchange.header(REQUEST_ID.encode()) is None:
             headers[REQUEST_ID] = request.request_id
-        self._journey.request_id = headers.get(REQUEST_ID, request_id_of(exchange.scope))
+            self._journey.request_id = request.request_id
         try:
             deadline = None if request.timeout is None else self._began + request.timeout
             prepared = await frontend.prepare(request, caller=caller, deadline=deadline)

@@ -101,6 +101,16 @@ async def test_a_request_that_was_refused_says_why(here: Bench) -> None:
     assert report["here"]["outcome"] == refused.json()["error"]["code"]
 
 
+async def test_a_stream_that_broke_off_and_a_body_that_was_bad_say_why(here: Bench) -> None:
+    here.scheduler.script = lambda submit: Script.text("okay", fault_at=2)
+    async with client_of(here, RING) as client:
+        await client.post(CHAT, json=chat(stream=True), headers={**USER, "x-request-id": "broken"})
+        await client.post(CHAT, json=chat(temperature=9), headers={**USER, "x-request-id": "bad"})
+        broken, bad = [(await client.get(f"/debug/requests/{one}", headers=ADMIN)).json() for one in ("broken", "bad")]
+    assert broken["here"]["outcome"] == "engine_error" and broken["here"]["first_written_ms"] is not None
+    assert bad["here"]["outcome"] == "invalid_value" and bad["here"]["read_ms"] is None and bad["choices"] == []
+
+
 async def test_a_choice_that_the_scheduler_forgot_is_null(here: Bench) -> None:
     async with client_of(here, RING) as client:
         await client.post(CHAT, json=chat(n=2), headers={**USER, "x-request-id": "two"})

@@ -176,7 +176,7 @@ def test_chunks_change_no_token(engine: Engine, answers: Answers) -> None:
 @pytest.mark.parametrize("caching", [False, True])
 def test_a_tiny_pool_and_preemption_change_no_token(engine: Engine, answers: Answers, caching: bool) -> None:
     prompts, expected = answers
-    group = Group(engine, GroupPolicy(prefix_caching=caching), num_blocks=9, max_tokens_per_step=64)
+    group = Group(engine, GroupPolicy(prefix_caching=caching, growth_blocks=0), num_blocks=9, max_tokens_per_step=64)
     assert group.complete(prompts) == expected
     assert group.statistics.preemptions > 0
 

@@ -4,8 +4,9 @@ Usage: python bench/kernels.py [--threads N] [--repeats N] [--json PATH]
 
 Matrices are those of SmolLM2-135M with random weights. For each format and number of rows: milliseconds, GB/s of
 packed weights and GFLOP/s, the best of the repeats; and how much of the time the slower of two limits would take:
-streaming the same packed bytes through the same threads, or the product's own best rate at many rows. Then whole
-steps, with the KV read for their context counted as bytes too.
+reading the same packed bytes with the same threads, or the best rate that a product of this format reached. Products
+alone find their weights in a cache where they fit one, and so does their limit. Then whole steps, which do not, with
+the KV read for their context counted as bytes too.
 """
 
 from __future__ import annotations
@@ -88,9 +89,11 @@ class Timing:
     size: float
     flops: float
     seconds: float
+    stream: float
+    """Bytes a second at which the same weights were only read."""
 
-    def beside(self, stream: float, peak: float, kind: NumericType) -> Measurement:
-        limit = max(self.size / stream, self.flops / peak)
+    def beside(self, peak: float, kind: NumericType) -> Measurement:
+        limit = max(self.size / self.stream, self.flops / peak)
         return Measurement(
             what=self.what,
             kind=kind.name,
@@ -109,11 +112,11 @@ def measure_kind(library: NativeLibrary, team: Team, kind: NumericType, repeats:
     stream = library.stream_rate(team, weights.all, 5)
     products = list(time_products(library, team, weights, kind, repeats))
     peak = max(timing.flops / timing.seconds for timing in products)
-    steps = list(time_steps(weights, repeats))
+    steps = list(time_steps(weights, repeats, stream))
     print(f"\n{kind.name}: {len(weights.all) / 1e6:.0f} MB, streamed at {stream / 1e9:.1f} GB/s", end="; ")
     print(f"best product {peak / 1e9:.0f} GFLOP/s")
     print(f"{'':16}{'rows':>6}{'ms':>10}{'GB/s':>8}{'GFLOP/s':>9}{'limit ms':>10}{'of limit':>9}")
-    results = [timing.beside(stream, peak, kind) for timing in (*products, *steps)]
+    results = [timing.beside(peak, kind) for timing in (*products, *steps)]
     for each in results:
         print(
             f"{each.what:16}{each.rows:6}{each.ms:10.3f}{each.gb_per_s:8.1f}{each.gflop_per_s:9.0f}"
@@ -127,22 +130,23 @@ def time_products(
 ) -> Iterator[Timing]:
     for what, shape in LINEARS.items():
         data = weights.matrix(shape)
+        stream = library.stream_rate(team, data, repeats)
         for rows in ROWS:
             x = np.random.default_rng(0).standard_normal((rows, shape[1])).astype(np.float32)
             seconds = best(repeats, partial(library.linear, team, kind, shape, data, x))
-            yield Timing(what, rows, len(data), 2.0 * rows * shape[0] * shape[1], seconds)
+            yield Timing(what, rows, len(data), 2.0 * rows * shape[0] * shape[1], seconds, stream)
 
 
-def time_steps(weights: Weights, repeats: int) -> Iterator[Timing]:
+def time_steps(weights: Weights, repeats: int, stream: float) -> Iterator[Timing]:
     backend = weights.backend()
     for count, context in DECODES:
         seconds = best(repeats, partial(backend.step, decode(count, context)))
         kv = count * context * backend.kv_block_bytes / 16
-        yield Timing(f"decode at {context}", count, weights.size + kv, count * weights.flops_of_token, seconds)
+        yield Timing(f"decode at {context}", count, weights.size + kv, count * weights.flops_of_token, seconds, stream)
     for count in PREFILLS:
         seconds = best(max(3, repeats // 3), partial(backend.step, prefill(count)))
         flops = count * weights.flops_of_body + 2.0 * VOCAB * HIDDEN
-        yield Timing("prefill", count, weights.size, flops, seconds)
+        yield Timing("prefill", count, weights.size, flops, seconds, stream)
     backend.close()
 
 

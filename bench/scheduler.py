@@ -84,7 +84,7 @@ def run_policy(given: argparse.Namespace) -> list[dict[str, Any]]:
         "   modest p99"
     )
     results = []
-    for workload in WORKLOADS:
+    for workload in [one for one in WORKLOADS if not given.only or one.name in given.only]:
         for name in policy.POLICIES:
             one = policy.run(workload, name, times, seed=given.seed)
             jain = "" if one.fairness is None else f"{one.fairness:.2f}"
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--no-largest", dest="largest", action="store_false", help="do not look for the largest load")
     parser.add_argument("--preset", type=Path, default=PRESETS / "h200_llama_8b.json")
+    parser.add_argument("--only", nargs="+", metavar="LOAD", help="loads of `policy`, such as burst")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     results: dict[str, Any] = {

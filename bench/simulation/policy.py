@@ -62,7 +62,7 @@ def run(
     settings = settings or CellSettings(max_queue_requests=100_000, max_queue_tokens=1 << 31)
     sites = [Site(clock, settings, seed=seed + nth) for nth in range(1 if policy == "headrace" else GROUPS)]
     for nth in range(GROUPS):
-        register = shape or registration(num_blocks=4096, max_slots=64, max_tokens_per_step=2048)
+        register = shape or registration(num_blocks=workload.num_blocks, max_slots=64, max_tokens_per_step=2048)
         sites[nth % len(sites)].launch(_named(register, f"g{nth}"), times)
     frontends = [site.add_frontend() for site in sites]
     choose = _chooser(policy, frontends)

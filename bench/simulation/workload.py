@@ -55,6 +55,8 @@ class Workload:
     make: Callable[[int], list[Asked]]
     follow: Callable[[Asked], Asked | None] | None = None
     """Given an answered request: what its client asks next, ``at`` seconds later."""
+    num_blocks: int = 4096
+    """KV blocks of each group, 16 tokens each."""
 
 
 def prefix_heavy(seed: int) -> list[Asked]:
@@ -121,6 +123,6 @@ WORKLOADS = (
     Workload("prefix-heavy", prefix_heavy),
     Workload("multi-turn", conversations, next_turn),
     Workload("burst", burst),
-    Workload("mixed lengths", mixed),
+    Workload("mixed lengths", mixed, num_blocks=1024),  # too few for the slots: some must give way
     Workload("greedy and modest", greedy_and_modest),
 )

@@ -1,4 +1,5 @@
 // The C interface: checks what it is given, then calls.
+#include <algorithm>
 #include <chrono>
 #include <cstdarg>
 #include <cstdio>
@@ -108,15 +109,15 @@ int32_t headrace_team_threads(const headrace_team *team) { return team->threads(
 void headrace_team_destroy(headrace_team *team) { delete team; }
 
 double headrace_stream_rate(headrace_team *team, const void *data, size_t bytes, int32_t repeats) {
-    constexpr size_t kPiece = 1 << 20;
+    const size_t piece_bytes = std::clamp<size_t>(bytes / (team->threads() * 8) / 64 * 64, 1 << 14, 1 << 20);
     const auto *words = static_cast<const uint64_t *>(data);
     std::atomic<uint64_t> sink{0};
     double best = 0;
     for (int repeat = 0; repeat < repeats; repeat++) {
         const auto start = std::chrono::steady_clock::now();
         team->run([&](int) {
-            team->for_each(static_cast<int64_t>((bytes + kPiece - 1) / kPiece), [&](int64_t piece) {
-                const size_t first = piece * kPiece / 8, end = std::min(first + kPiece / 8, bytes / 8);
+            team->for_each(static_cast<int64_t>((bytes + piece_bytes - 1) / piece_bytes), [&](int64_t piece) {
+                const size_t first = piece * piece_bytes / 8, end = std::min(first + piece_bytes / 8, bytes / 8);
                 uint64_t sum[8] = {};
                 for (size_t i = first; i + 8 <= end; i += 8)
                     for (int lane = 0; lane < 8; lane++) sum[lane] ^= words[i + lane];

@@ -23,7 +23,7 @@ from protocol.frontend import (
 )
 from protocol.session import Ping, Pong, Unwelcome
 from protocol.versions import NEWEST, OLDEST
-from protocol.worker import GroupDown, KillGroup, LauncherHello, Plan, StepDone, WorkerWelcome
+from protocol.worker import DrainGroup, GroupDown, KillGroup, LauncherHello, Plan, StepDone, Stop, WorkerWelcome
 from tests.scheduler.fake_worker import register
 from tests.scheduler.live_loop import Bench
 from tests.scheduler.rig import FakeFrontend, expected_output, submit
@@ -51,6 +51,36 @@ def test_a_request_goes_from_submit_to_finish(bench: Bench) -> None:
     load = frontend_peer.next_of(Load)
     while load.groups[0].blocks_used:
         load = frontend_peer.next_of(Load)
+
+
+@pytest.mark.parametrize("asked_by", ["leader", "launcher"])
+def test_a_group_that_is_to_go_is_told_to_stop_once_it_has_ended_what_it_has(bench: Bench, asked_by: str) -> None:
+    frontend, (leader, worker) = bench.frontend(), bench.leader()
+    bench.hello(frontend)
+    frontend.send(submit(1, max_tokens=5))
+    worker.receive(leader.next_of(Plan))
+    drain = DrainGroup(worker.registration.group, worker.registration.incarnation, 30_000, "scaled down")
+    if asked_by == "launcher":
+        launcher = bench.worker()
+        launcher.send(LauncherHello(1, OLDEST, NEWEST, 5))
+        launcher.next_of(WorkerWelcome)
+        launcher.send(drain)
+    else:
+        leader.send(drain)
+    up = frontend.next_of(ModelUp)
+    while up.model.ready_groups:
+        up = frontend.next_of(ModelUp)
+    stop: list[str] = []
+    while not stop:
+        if worker.plans:
+            leader.send(worker.step())
+        message = leader.next()
+        if isinstance(message, Stop):
+            stop.append(message.reason)
+        elif isinstance(message, Plan):
+            worker.receive(message)
+    assert stop == ["scaled down"] and len(worker.executed) >= 5
+    assert frontend.next_of(ModelDown).name == "m"
 
 
 def test_two_plans_are_on_the_wire_before_the_first_answer(bench: Bench) -> None:

@@ -137,7 +137,7 @@ _UNUSABLE = (RankError, ArtefactError, ScriptError, AddressError, KeysError, Mod
 
 
 def _build_engine(options: WorkerOptions, report: Report) -> Engine:
-    """The engine the options name. Only the model engine imports torch."""
+    """The engine the options name. Of them only a model that torch runs imports torch."""
     if options.engine == "model":
         from workers.model_engine import build_model_engine
 

@@ -23,9 +23,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, factors: Float32Array |
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies: Float32Array = np.reciprocal(np.power(np.float32(rope.theta), exponents))
     if factors is not None:
-        return frequencies / factors.astype(np.float32)
+        return np.divide(frequencies, factors, dtype=np.float32)
     if rope.kind == "linear":
-        frequencies = frequencies / np.float32(rope.factor)
+        return np.divide(frequencies, np.float32(rope.factor), dtype=np.float32)
     if rope.kind == "llama3":
         return _llama3(rope, frequencies)
     return frequencies

@@ -21,10 +21,10 @@ class SafetensorsCheckpoint:
         self._handles: dict[str, Any] = {}  # tensor name → open file; safetensors has no public type for it
         for file in files:
             try:
-                handle = safe_open(file, framework="pt")  # type: ignore[no-untyped-call]
+                handle = safe_open(file, framework="pt")
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"{file}: cannot be read as safetensors: {error}") from error
-            for name in handle.keys():  # noqa: SIM118 (a handle is not a mapping)
+            for name in handle.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 (a handle is not a mapping)
                 if name in self._handles:
                     raise ModelError(f"{file}: tensor {name} is in another file too")
                 self._handles[name] = handle

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from protocol.worker import RowStatus
 from tests.workers.model_rig import EngineRows, ignore_progress, options, save_tiny_llama
 from tests.workers.native_rig import native_library
+from workers import native_engine
 from workers.engine import Engine, ModelDoesNotFit
 from workers.model.errors import ModelError
 from workers.model_engine import build_model_engine
@@ -109,6 +110,46 @@ def test_without_its_library_the_reference_serves(
     assert "HEADRACE_CPU_ISA" in caplog.text
     with pytest.raises(ModelError, match="--quantization int8"):
         build(directory, quantization="int8")
+
+
+def test_float16_weights_become_bfloat16(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    tensors = load_file(directory / "model.safetensors")
+    save_file({name: tensor.half() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "float16"}))
+    assert "weights BF16" in build(tmp_path).description.backend
+
+
+class FakeTeam:
+    def __init__(self, library: object, threads: int) -> None:
+        self.threads, self.closed = threads, False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeMemory:
+    """A memory that so many threads can read as fast as it goes."""
+
+    def __init__(self, enough: int) -> None:
+        self._enough = enough
+
+    def stream_rate(self, team: FakeTeam, data: object) -> float:
+        return float(min(team.threads, self._enough))
+
+
+@pytest.mark.parametrize(
+    ("most", "enough", "asked", "chosen"), [(8, 4, 0, 4), (8, 8, 0, 8), (8, 2, 8, 8), (2, 1, 0, 2)]
+)
+def test_half_of_the_threads_do_when_the_memory_gives_no_more_to_all(
+    monkeypatch: pytest.MonkeyPatch, most: int, enough: int, asked: int, chosen: int
+) -> None:
+    monkeypatch.setattr(native_engine, "Team", FakeTeam)
+    every = FakeTeam(None, most)
+    memory = cast(Any, FakeMemory(enough))
+    team = native_engine._enough_threads(options("m", threads=asked), memory, cast(Any, every), np.zeros(8, np.uint8))
+    assert (team.threads, every.closed) == (chosen, chosen != most)
 
 
 def test_text_is_close_to_the_reference(directory: Path, engine: Engine) -> None:

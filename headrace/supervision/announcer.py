@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -18,7 +19,10 @@ def version() -> str:
 
 
 class Announcer:
-    """Progress goes to ``err``: one line that is rewritten on a terminal, one line a change elsewhere."""
+    """Progress goes to ``err``: one line that is rewritten on a terminal, one line a change elsewhere.
+
+    Whoever read it may be gone, a closed terminal or pipe; what is said then is lost, and the server lives on.
+    """
 
     def __init__(
         self,
@@ -36,37 +40,40 @@ class Announcer:
     def progress(self, text: str) -> None:
         """What the server waits for now."""
         if self._err.isatty():
-            self._err.write(f"\r\x1b[K{self._seconds():4.1f} s  {text} …")
+            self._write(self._err, f"\r\x1b[K{self._seconds():4.1f} s  {text} …")
             self._drawn = True
         elif (stage := text.rstrip("0123456789% ")) != self._stage:
             # Without a terminal a percentage is noise: one line a stage.
             self._stage = stage
-            self._err.write(f"{stage} …\n")
-        self._err.flush()
+            self._write(self._err, f"{stage} …\n")
 
     def ready(self, name: str, url: str, detail: str, *, asks_for_keys: bool = False) -> None:
         """The line that scripts wait for, and a call to paste."""
         self.erase()
         body = json.dumps({"model": name, "messages": [{"role": "user", "content": "What is the capital of France?"}]})
         key = "    -H 'authorization: Bearer KEY' \\\n" if asks_for_keys else ""
-        self._out.write(
+        self._write(
+            self._out,
             f"headrace {version()} serves {name} at {url}/v1  ({detail}, {self._seconds():.1f} s)\n\n"
             f"  curl {url}/v1/chat/completions -H 'content-type: application/json' \\\n{key}"
-            f"    -d {shlex.quote(body)}\n\n"
+            f"    -d {shlex.quote(body)}\n\n",
         )
-        self._out.flush()
 
     def say(self, text: str) -> None:
         """A line about the life of the server, on stderr."""
         self.erase()
-        self._err.write(f"headrace: {text}\n")
-        self._err.flush()
+        self._write(self._err, f"headrace: {text}\n")
 
     def erase(self) -> None:
         """Take the progress line back."""
         if self._drawn:
-            self._err.write("\r\x1b[K")
+            self._write(self._err, "\r\x1b[K")
             self._drawn = False
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        with contextlib.suppress(OSError):
+            stream.write(text)
+            stream.flush()
 
     def _seconds(self) -> float:
         return self._clock() - self._began

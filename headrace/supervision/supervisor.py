@@ -294,8 +294,8 @@ class Supervisor:
 
     def _signalled(self) -> None:
         if not self._stop.is_set():
-            self._announcer.say("ending; once more to end at once")
             self._stop.set()
+            self._announcer.say("ending; once more to end at once")
             return
         self._hurried = True
         kill(descendants(os.getpid()))

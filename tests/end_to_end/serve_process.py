@@ -165,6 +165,13 @@ class ServeProcess(RunningServer):
             self._queue.put(line)
         self._queue.put(None)
 
+    def stop_reading(self) -> None:
+        """From now on nobody reads what the server says: after one more line it meets a broken pipe."""
+        assert self.process is not None and self.process.stdout is not None
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, self.process.stdout.fileno())
+        os.close(nothing)
+
     def wait_for_line(self, pattern: str, seconds: float) -> str:
         """The next output line that matches; fails with the whole output when the process ends or time is up."""
         deadline = time.monotonic() + seconds

@@ -59,3 +59,15 @@ def test_the_call_to_paste_names_a_key_where_one_is_asked_for() -> None:
         out = io.StringIO()
         Announcer(out, io.StringIO()).ready("m", "https://h:1", "1 frontend", asks_for_keys=asks)
         assert ("authorization: Bearer KEY" in out.getvalue()) is asks
+
+
+class NobodyThere(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_what_nobody_reads_any_more_hurts_nobody() -> None:
+    announcer = Announcer(NobodyThere(), NobodyThere())
+    announcer.progress("loading")
+    announcer.ready("m", "http://127.0.0.1:1", "1 frontend")
+    announcer.say("ending")

@@ -197,3 +197,11 @@ def test_a_script_that_cannot_be_used_is_one_line_and_no_endless_restart(tmp_pat
     server.stop()
     assert str(broken) in server.lines[-1]
     assert "Traceback" not in server.output
+
+
+def test_a_server_whose_output_nobody_reads_serves_on_and_ends_when_told(script: Path) -> None:
+    with ServeProcess(*BYTE, "--engine-script", str(script)) as server:
+        server.stop_reading()
+        os.kill(server.pids("headrace scheduler")[0], signal.SIGKILL)  # something to say
+        assert ask(server) == "quick"
+        assert server.stop() == 0

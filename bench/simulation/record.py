@@ -1,4 +1,4 @@
-"""Write a step log of the real engine: ``python -m bench.simulation.record MODEL --out FILE [serve flags]``.
+"""Write a step log of the real engine: ``python -m bench.simulation.record --out FILE [--model MODEL] [serve flags]``.
 
 Starts a server with one local group, sends it prompts of many lengths by few and by many clients, and stops it. A
 minute or two on a CPU; run it on a machine with nothing else to do.
@@ -51,7 +51,7 @@ def free_port() -> int:
 def main() -> None:
     """Serve, ask, stop."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="", help="the installed default unless given")
+    parser.add_argument("--model", default="", help="the installed default unless given")
     parser.add_argument("--out", type=Path, required=True, help="file for the step log")
     given, flags = parser.parse_known_args()
     port = free_port()

@@ -6,7 +6,6 @@ nothing of sockets, connections or greetings. Where requests run is the fleet's 
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import Counter
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from protocol.requests import MAX_CHOICES
 from protocol.worker import DrainGroup, GroupDown, KillGroup, Register, StepDone, StepFailed
 from scheduler.admission import Admission
 from scheduler.block_pool import IntegrityError
+from scheduler.deadlines import Deadlines
 from scheduler.directory import Model
 from scheduler.fleet import Fleet, Refusal
 from scheduler.frames import Notebook, StepFrames, note_frames
@@ -43,9 +43,6 @@ from scheduler.settings import CellSettings
 
 POISON = "the group that ran this request died each time, also when it ran alone"
 """What is said of a request that is given up."""
-
-SPARE_DEADLINES = 1024
-"""Deadlines of finished requests are kept up to this many beyond the live ones, then swept."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,7 @@ class Cell:
         self._fleet = self._new_fleet()
         self._admission = Admission(settings, self._fleet)
         self._frontends: dict[SessionId, dict[int, Sequence]] = {}
-        self._deadlines: list[tuple[float, tuple[int, int], Request]] = []
-        """(when, who, request): of the request in total, or of its waiting."""
+        self._deadlines = Deadlines()
         self._arrivals = itertools.count()
         self._pacer = LoadPacer()
         self._finished: Counter[FinishReason] = Counter()
@@ -295,7 +291,7 @@ class Cell:
 
     def next_deadline(self) -> float | None:
         """When the earliest deadline passes."""
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._deadlines.next()
 
     def restart_timers(self, now: float) -> None:
         """This process was paused: every step gets its time again."""
@@ -312,20 +308,15 @@ class Cell:
         times = [] if request.deadline is None else [request.deadline]
         if self._settings.max_queue_seconds and not any(map(is_returning, request.choices)):
             times.append(now + self._settings.max_queue_seconds)
-        if len(self._deadlines) > 2 * sum(map(len, self._frontends.values())) + SPARE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
-            heapq.heapify(self._deadlines)
-        for nth, time in enumerate(times):
-            heapq.heappush(self._deadlines, (time, (request.choices[0].arrival, nth), request))
+        self._deadlines.watch(request, *times)
 
     def _end_expired(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, request = heapq.heappop(self._deadlines)
+        for request in self._deadlines.passed(now):
             if request.deadline is not None and request.deadline <= now:
                 for sequence in request.choices:
                     if sequence.state is not State.FINISHED:
                         self._withdraw(sequence, FinishReason.DEADLINE)
-            elif not any(sequence.started for sequence in request.choices) and not request.finished:
+            elif not any(sequence.started for sequence in request.choices):
                 self._queue_timeouts += len(request.choices)
                 why = f"nothing became free within {self._settings.max_queue_seconds:g} s"
                 self._refuse_after_all(request, why, now)

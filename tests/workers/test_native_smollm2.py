@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -171,6 +172,21 @@ def test_a_preempted_request_goes_on_with_the_same_bytes(engine: Engine, prompts
             told.run()
         assert told.rows.output(1) == ids
         assert early + told.records[1] == records
+
+
+def test_a_request_on_anothers_blocks_is_told_the_same_bytes(engine: Engine, prompts: list[list[int]]) -> None:
+    prompt, sampling = prompts[3], {**SAMPLINGS[2], "prompt_logprobs": -1}
+    expected = alone(engine, prompt, sampling)
+    told = Told(engine)
+    told.run([told.rows.add(0, prompt, temperature=1.5, seed=99, logprobs=0)], [(0, len(prompt))])
+    told.run()
+    for slot, cached in ((1, 16), (2, 96)):
+        blocks = told.rows.table.block_table(0)[: cached // 16].tolist()
+        hit = msgspec.structs.replace(told.rows.add(slot, prompt, **sampling), computed=cached)
+        told.run([hit], [(slot, len(prompt) - cached)], shared={slot: blocks})
+    for _ in range(OUTPUT):
+        told.run()
+    assert told.answer(1) == told.answer(2) == expected
 
 
 @pytest.fixture(scope="module")

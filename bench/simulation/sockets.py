@@ -29,7 +29,7 @@ from protocol.keys import NullSecurity
 from protocol.session import Ping
 from protocol.transport import Transport
 from protocol.versions import NEWEST, OLDEST
-from protocol.worker import Plan, Register
+from protocol.worker import Plan, Register, Reset
 from workers.simulated import StepTimes
 
 LONGEST_POLL = 0.05
@@ -99,6 +99,7 @@ class SocketSimulation:
         self._by_socket: dict[Any, GroupPeer | tuple[SimulatedFrontend, Peer]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
+        self.at(clock(), self._ping)
 
     def __enter__(self) -> SocketSimulation:
         return self
@@ -115,6 +116,14 @@ class SocketSimulation:
         self._watch(peer, group)
         peer.greet(register)
         return group
+
+    def kill(self, end: GroupPeer) -> None:
+        """A group is gone between one message and the next."""
+        socket = end.peer.transport.socket
+        self._poller.unregister(socket)
+        del self._by_socket[socket]
+        end.group.receive(Reset(0, 0))  # whatever it was doing comes to nothing
+        end.peer.transport.close()
 
     def add_frontend(self, instance: int) -> SimulatedFrontend:
         """A frontend says hello, and is welcome when this returns."""
@@ -136,7 +145,6 @@ class SocketSimulation:
 
     def run(self, until: float) -> None:
         """Let time pass."""
-        self.at(self.clock() + PING_SECONDS, self._ping)
         while (now := self.clock()) < until:
             next_due = self._timers[0][0] if self._timers else until
             wait = min(max(min(next_due, until) - now, 0.0), LONGEST_POLL)

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -107,12 +108,14 @@ def _build(compiler: str, variant: Variant, target: Path) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise NativeCpuUnavailable(f"the compiler did not end within {_SECONDS} s") from error
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as compiler:
+        try:
+            _, errors = compiler.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(compiler.pid, signal.SIGKILL)  # the driver's children too
+            raise NativeCpuUnavailable(f"the compiler did not end within {_SECONDS} s") from error
+    if compiler.returncode:
+        lines = [line for line in errors.splitlines() if "error" in line] or errors.splitlines() or [""]
         raise NativeCpuUnavailable(f"the native library does not compile: {lines[0][:300]}")
 
 

@@ -27,9 +27,6 @@ ByteArray = npt.NDArray[np.uint8]
 ABI = 1
 ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
-_PROBE_BYTES = 128 << 20
-_WORTH_HAVING = 0.9
-"""More threads pay for prefill even where they read a little slower."""
 
 
 class NumericType(IntEnum):
@@ -269,26 +266,6 @@ class Team:
         if self.pointer:
             self._library.handle.headrace_team_destroy(self.pointer)
             self.pointer = ctypes.c_void_p()
-
-
-def best_thread_count(library: NativeLibrary, most: int = 0) -> int:
-    """Threads worth having, at most ``most`` (0: as many as the affinity mask allows), by a probe of some 50 ms.
-
-    Decoding is bound by memory, so half the threads serve as well where they read as fast, as two threads of one core
-    may. Up to four the question does not arise.
-    """
-    whole = Team(library, most)
-    count = whole.threads
-    if count <= 4:
-        whole.close()
-        return count
-    data = aligned_bytes(_PROBE_BYTES)
-    data[:: mmap.PAGESIZE] = 1
-    half = Team(library, count // 2)
-    rates = [library.stream_rate(team, data) for team in (whole, half)]
-    whole.close()
-    half.close()
-    return count if rates[0] > rates[1] * _WORTH_HAVING else count // 2
 
 
 def load_library() -> NativeLibrary:

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "model.h"
 #include "pack.h"
@@ -100,7 +101,11 @@ const char *headrace_isa(void) {
 
 int headrace_team_create(int32_t threads, headrace_team **team) {
     if (threads < 0 || threads > 1024) return fail(HEADRACE_INVALID, "%d threads", threads);
-    *team = new headrace_team(threads);
+    try {
+        *team = new headrace_team(threads);
+    } catch (const std::system_error &error) {
+        return fail(HEADRACE_NO_MEMORY, "no more threads: %s", error.what());
+    }
     return HEADRACE_OK;
 }
 

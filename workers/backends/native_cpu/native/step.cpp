@@ -1,6 +1,7 @@
 // A step from token ids to logits: what every thread of the team does, phase by phase.
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "model.h"
 
@@ -24,7 +25,8 @@ public:
             for (int i = 0; i < in.lengths[row]; i++, token++)
                 token_row_[token] = row, position_[token] = in.starts[row] + i;
             last_.push_back(token - 1);
-            if (in.samples[row]) sampling_.push_back(token - 1);
+            if (in.samples[row])
+                sampling_.push_back(hidden_ + static_cast<int64_t>(token - 1) * model.config.hidden_size);
         }
         plan_attention();
     }
@@ -183,9 +185,7 @@ private:
                 !std::all_of(normed, normed + hidden, [](float value) { return __builtin_isfinite(value); });
         });
         if (sampling_.empty()) return;
-        std::vector<const float *> rows;
-        for (const int token : sampling_) rows.push_back(hidden_ + token * hidden);
-        head(thread, rows.data(), static_cast<int64_t>(rows.size()), in_.logits, in_.greedy != nullptr);
+        head(thread, sampling_.data(), static_cast<int64_t>(sampling_.size()), in_.logits, in_.greedy != nullptr);
     }
 
     // --- Helpers ---
@@ -282,7 +282,7 @@ private:
         }
         lone_units_ = merges_.empty() && in_.tokens == in_.rows;
         if (merges_.empty()) return;
-        model_.work.states.reserve(static_cast<size_t>(states * state) * 4);
+        if (!model_.work.states.reserve(static_cast<size_t>(states * state) * 4)) throw std::bad_alloc();
         for (Merge &merge : merges_) {
             merge.unit.state = model_.work.states.as<float>() + merge.first_state * state;
             for (int span = 0; span < merge.spans; span++) {
@@ -327,7 +327,8 @@ private:
     float *hidden_ = nullptr;
     bool lone_units_ = false;  // each attention unit is the only one that reads what its token writes
     std::vector<int32_t> token_row_, position_;
-    std::vector<int> last_, sampling_;
+    std::vector<int> last_;                // token of each row
+    std::vector<const float *> sampling_;  // hidden states whose logits are wanted
     std::vector<AttentionUnit> units_;
     std::vector<Merge> merges_;
 };

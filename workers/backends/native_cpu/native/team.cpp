@@ -5,6 +5,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <system_error>
+
 namespace headrace {
 
 namespace {
@@ -21,10 +23,17 @@ int allowed_cpus() {
 }  // namespace
 
 Team::Team(int threads) : threads_(threads > 0 ? threads : allowed_cpus()) {
-    for (int thread = 1; thread < threads_; thread++) others_.emplace_back([this, thread] { serve(thread); });
+    try {
+        for (int thread = 1; thread < threads_; thread++) others_.emplace_back([this, thread] { serve(thread); });
+    } catch (const std::system_error &) {
+        end();
+        throw;
+    }
 }
 
-Team::~Team() {
+Team::~Team() { end(); }
+
+void Team::end() {
     ends_.store(true);
     start_.fetch_add(1);
     wake(start_);

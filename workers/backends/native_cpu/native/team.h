@@ -41,6 +41,7 @@ public:
 
 private:
     void serve(int thread);
+    void end();
     void wait_while(std::atomic<uint32_t> &word, uint32_t value);
     void wake(std::atomic<uint32_t> &word);
 

@@ -5,6 +5,7 @@ Weights are packed once and mapped at later starts. What the library cannot do i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -61,15 +62,17 @@ def build_native_engine(options: WorkerOptions, artefacts: Artefacts, config: Mo
         library = load_library()
     except NativeCpuUnavailable as error:
         raise NativeEngineUnsuited(str(error)) from error
-    team = Team(library, options.threads or usable_cpus())
-    try:
-        return _build(options, source, library, team, precision, kv_type, report)
-    except NativeCpuError as error:
-        team.close()
-        raise NativeEngineUnsuited(f"the native library cannot hold the model: {error}") from error
-    except MemoryError as error:
-        team.close()
-        raise ModelDoesNotFit("the model does not fit: the system has no memory for it") from error
+    with contextlib.ExitStack() as unless_built:
+        team = Team(library, options.threads or usable_cpus())
+        unless_built.callback(team.close)
+        try:
+            engine = _build(options, source, library, team, precision, kv_type, report)
+        except NativeCpuError as error:
+            raise NativeEngineUnsuited(f"the native library cannot hold the model: {error}") from error
+        except MemoryError as error:
+            raise ModelDoesNotFit("the model does not fit: the system has no memory for it") from error
+        unless_built.pop_all()
+    return engine
 
 
 class _Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ def level_library(level: str, patch: pytest.MonkeyPatch) -> NativeLibrary:
     return library
 
 
+@functools.cache
 def _built(variant: Variant) -> NativeLibrary:
     try:
         return NativeLibrary(build_library(variant))

@@ -32,6 +32,9 @@ public:
     }
 
     void run() {
+        // Of every thread: one that sleeps through the step has seen no logits.
+        for (int thread = 0; thread < team_.threads(); thread++)
+            std::fill_n(best_of(thread), sampling_.size(), Best{-__builtin_inff(), -1});
         team_.run([this](int thread) {
             level_.begin();
             embed();
@@ -49,7 +52,6 @@ public:
             norm_and_prepare(thread, rows[row], weights.final_norm, row, to);
         });
         Best *best = greedy ? best_of(thread) : nullptr;
-        if (best) std::fill(best, best + count, Best{-__builtin_inff(), -1});
         const int64_t vocab = model_.config.vocab_size;
         products(weights.output_head(), in, count, thread, [&](const Panel &panel) {
             float *out = logits + panel.row * vocab + panel.column;
@@ -67,7 +69,7 @@ private:
         int rows, columns;
     };
 
-    // --- Phases. Each ends with a barrier. ---
+    // --- Phases. ---
 
     void embed() {
         const PackedMatrix &embedding = model_.weights.embedding.parts[0];

@@ -1,1 +1,1 @@
-"""The decoder in C++ for CPUs with AVX512-BF16 or AMX: neither torch nor transformers is imported."""
+"""The decoder in C++ for CPUs with AMX or with AVX512 and VNNI: neither torch nor transformers is imported."""

@@ -181,7 +181,7 @@ class NativeLibrary:
 
     @property
     def isa(self) -> str:
-        """ "amx", "avx512_bf16" or "none"."""
+        """The level in use: amx, avx512, or none."""
         return str(self.handle.headrace_isa().decode())
 
     def check(self, status: int) -> None:
@@ -239,10 +239,17 @@ class NativeLibrary:
         return out
 
     def linear(
-        self, team: Team, packed_type: NumericType, shape: tuple[int, int], packed: ByteArray, x: Float32Array
+        self,
+        team: Team,
+        packed_type: NumericType,
+        shape: tuple[int, int],
+        packed: ByteArray,
+        x: Float32Array,
+        out: Float32Array | None = None,
     ) -> Float32Array:
-        """One product alone: x fp32 [m, in], rounded to bf16 → fp32 [m, out]."""
-        out = np.empty((len(x), shape[0]), dtype=np.float32)
+        """One product alone: x fp32 [m, in] as the level rounds it → fp32 [m, out], in ``out`` when given."""
+        if out is None:
+            out = np.empty((len(x), shape[0]), dtype=np.float32)
         arguments = (packed_type, *shape, packed.ctypes.data, x.ctypes.data, len(x), out.ctypes.data)
         self.check(self.handle.headrace_linear(team.pointer, *arguments))
         return out
@@ -272,7 +279,7 @@ def load_library() -> NativeLibrary:
     """Build the library if need be, and load it. Raises NativeCpuUnavailable, also when the CPU has no level for it."""
     library = NativeLibrary(build_library())
     if library.isa == "none":
-        raise NativeCpuUnavailable("this CPU has neither AMX nor AVX512-BF16, or HEADRACE_CPU_ISA leaves none")
+        raise NativeCpuUnavailable("this CPU has neither AMX nor AVX512 with VNNI, or HEADRACE_CPU_ISA leaves none")
     return library
 
 

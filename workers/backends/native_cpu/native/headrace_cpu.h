@@ -118,7 +118,8 @@ typedef struct {
 /* --- The library --- */
 
 const char *headrace_error_message(void);
-/* Best level of this CPU: "amx", "avx512_bf16" or "none"; HEADRACE_CPU_ISA in the environment asks for a lower one. */
+/* Best level of this CPU: "amx", "avx512" or "none"; HEADRACE_CPU_ISA in the environment asks for one of them, and any
+ * other word in it, such as "reference", leaves none. */
 const char *headrace_isa(void);
 
 /* --- Threads --- */
@@ -141,7 +142,8 @@ int headrace_pack(headrace_team *team, int32_t source_type, int32_t packed_type,
 /* fp32 [count, columns]: rows of a packed matrix as the products see them. */
 int headrace_unpack_rows(int32_t packed_type, int64_t rows, int64_t columns, const void *packed,
                          const int64_t *wanted, int64_t count, float *out);
-/* One product alone, for tests and measurements: out fp32 [m, rows] = x fp32 [m, columns] (rounded to bf16) @ W^T. */
+/* One product alone, for tests and measurements: x fp32 [m, columns], as the level rounds it, times the matrix
+ * transposed; out fp32 [m, rows]. */
 int headrace_linear(headrace_team *team, int32_t packed_type, int64_t rows, int64_t columns, const void *packed,
                     const float *x, int32_t m, float *out);
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from protocol import codec
 from protocol.ids import Nonce
-from protocol.link import Closed, LinkEvent, LinkTimes, Opened, PeerLink, Received, Refused
+from protocol.link import Closed, LinkEvent, LinkStatistics, LinkTimes, Opened, PeerLink, Received, Refused
 from protocol.packing import pack_u8, pack_u32
 from protocol.versions import NEWEST, OLDEST
 from protocol.worker import (
@@ -154,6 +154,10 @@ class Leader:
     def progress(self) -> int:
         """The loop's counter: stands still while a step runs or hangs."""
         return self._turns
+
+    def link_statistics(self) -> LinkStatistics:
+        """Of the connection to the scheduler."""
+        return self._link.statistics()
 
     def statistics(self) -> LeaderStatistics:
         """A frozen view of the counters."""

@@ -14,7 +14,7 @@ from tests.faults.scenarios import mixed_asks, script
 pytestmark = pytest.mark.slow
 
 STREAMS = 12
-POISON = '{"match": {"prompt_contains": "poison"}, "delay_ms": 10, "text": "never", "fault": {"at_index": 3, "kind": "exit"}}\n'
+POISON = '{"match": {"prompt_contains": "poison"}, "text": "never", "fault": {"at_index": 3, "kind": "exit"}}\n'
 
 
 def test_a_poison_request_gets_one_error_and_the_others_every_token(tmp_path: Path) -> None:

@@ -171,6 +171,10 @@ class FakeScheduler:
     def broadcast(self, message: Any) -> None:
         self.order(lambda: [self._send(peer, message) for peer in self._peers] and None)
 
+    def send_raw(self, frames: Sequence[bytes]) -> None:
+        """Bytes that need be no message."""
+        self.order(lambda: [self._transport.send(frame, peer) for peer in self._peers for frame in frames] and None)
+
     def close(self) -> None:
         self._closing = True
         self._wake_writer.send(b"\0")

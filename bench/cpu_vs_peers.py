@@ -9,7 +9,8 @@ default model's file and those of ``--llama-model``, such as bf16=FILE and q8_0=
 out.
 
 Each round visits every load and, for each, every server in turn: what disturbs the machine disturbs all. The table has
-medians over rounds; ratios are of medians.
+medians over rounds; ratios are of medians. "cores" is what the server got of the machine, and "per core" its tokens per
+second of CPU time: on a busy machine that is the fairer number, as far as nobody spins.
 """
 
 from __future__ import annotations
@@ -176,15 +177,20 @@ def line(found: dict[str, Any]) -> str:
 
 def print_tables(medians: dict[str, dict[str, dict[str, Any]]]) -> None:
     print(f"\n{time.strftime('%Y-%m-%d')}, {cpu_name()}, {len(os.sched_getaffinity(0))} CPUs, {platform.machine()}\n")
-    print("| load | server | tok/s out | tok/s in | TTFT p50 | TPOT p50 | client CPU | frontend CPU |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| load | server | tok/s out | tok/s in | TTFT p50 | TPOT p50 | cores | per core | client CPU | frontend CPU |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for load, by_server in medians.items():
         for name, found in by_server.items():
             shown = found["server_cpu"].get("frontend")
             frontend = f"{shown:.0%}" if shown is not None else ""
+            cores = sum(found["server_cpu"].values())
+            per_core = found[rate_of(load)] / max(cores, 0.01)
             print(
                 f"| {load} | {name} | {found['output_per_second']:.0f} | {found['input_per_second']:.0f} | "
-                f"{found['ttft_p50']:.0f} ms | {found['tpot_p50']:.1f} ms | {found['client_cpu']:.0%} | {frontend} |"
+                f"{found['ttft_p50']:.0f} ms | {found['tpot_p50']:.1f} ms | {cores:.2f} | {per_core:.0f} | "
+                f"{found['client_cpu']:.0%} | {frontend} |"
             )
     print_ratios(medians)
 
@@ -195,7 +201,7 @@ def print_ratios(medians: dict[str, dict[str, dict[str, Any]]]) -> None:
         return
     print("\n| load | best to best | bf16 to bf16 |\n|---|---|---|")
     for load, by_server in medians.items():
-        rate = "input_per_second" if load == "prefill" else "output_per_second"
+        rate = rate_of(load)
 
         def best(ours: bool, only: str, servers: dict[str, Any] = by_server, rate: str = rate) -> float:
             rates = [
@@ -205,6 +211,11 @@ def print_ratios(medians: dict[str, dict[str, dict[str, Any]]]) -> None:
 
         cells = [f"{best(True, only) / best(False, only):.2f}" if best(False, only) else "" for only in ("", "bf16")]
         print(f"| {load} | {cells[0]} | {cells[1]} |")
+
+
+def rate_of(load: str) -> str:
+    """What a load is about: what goes in, or what comes out."""
+    return "input_per_second" if load == "prefill" else "output_per_second"
 
 
 def cpu_name() -> str:

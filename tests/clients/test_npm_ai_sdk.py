@@ -30,14 +30,21 @@ def report(node: Node, server: ServeProcess) -> dict[str, Any]:
 
 
 def usage(prompt: int, answer: int) -> dict[str, int]:
-    return {"input": prompt, "output": answer, "total": prompt + answer, "cached": 0, "reasoning": 0}
+    return {"input": prompt, "output": answer, "total": prompt + answer, "reasoning": 0}
+
+
+def counted(reported: dict[str, int]) -> dict[str, int]:
+    """Without what was cached, which depends on what was asked before."""
+    assert 0 <= reported["cached"] < reported["input"]
+    return {key: value for key, value in reported.items() if key != "cached"}
 
 
 def test_npm_ai_sdk_generates_and_streams_the_same(report: dict[str, Any]) -> None:
     whole, streamed = report["whole"], report["streamed"]
     assert whole["text"] == "".join(streamed["deltas"]) == UNICODE_TEXT
     assert whole["finish"] == streamed["finish"] == "stop"
-    assert whole["usage"] == streamed["usage"] == usage(prompt_tokens(UNICODE), answer_tokens(UNICODE_TEXT))
+    assert counted(whole["usage"]) == counted(streamed["usage"])
+    assert counted(whole["usage"]) == usage(prompt_tokens(UNICODE), answer_tokens(UNICODE_TEXT))
     assert whole["id"].startswith("chatcmpl-") and whole["model"] == MODEL
 
 
@@ -55,7 +62,8 @@ def test_npm_ai_sdk_holds_a_conversation(report: dict[str, Any]) -> None:
 def test_npm_ai_sdk_reads_why_an_answer_ended(report: dict[str, Any]) -> None:
     assert (report["cut"]["text"], report["cut"]["finish"]) == (PLAIN_TEXT[:5], "length")
     assert ("".join(report["cut_streamed"]["deltas"]), report["cut_streamed"]["finish"]) == (PLAIN_TEXT[:5], "length")
-    assert report["cut"]["usage"] == report["cut_streamed"]["usage"] == usage(prompt_tokens(PLAIN), 5)
+    assert counted(report["cut"]["usage"]) == counted(report["cut_streamed"]["usage"])
+    assert counted(report["cut"]["usage"]) == usage(prompt_tokens(PLAIN), 5)
     assert (report["stopped"]["text"], report["stopped"]["finish"]) == ("The capital of ", "stop")
 
 

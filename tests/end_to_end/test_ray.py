@@ -37,16 +37,18 @@ def test_two_ray_groups_share_a_mixed_load(server: ServeProcess) -> None:
     model = client.models.list().data[0].id
     threads, answers = [], []
 
-    def ask(stream: bool) -> None:
+    def ask(stream: bool, salt: str) -> None:
+        # Without a prefix in common nothing draws them to one group.
+        options = {"model": model, "max_tokens": 24, "extra_body": {"cache_salt": salt}, **PARIS}
         if stream:
-            chunks = client.chat.completions.create(model=model, stream=True, max_tokens=24, **PARIS)
+            chunks = client.chat.completions.create(stream=True, **options)
             answers.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
         else:
-            whole = client.chat.completions.create(model=model, max_tokens=24, **PARIS)
+            whole = client.chat.completions.create(**options)
             answers.append(whole.choices[0].message.content)
 
     for index in range(12):
-        threads.append(threading.Thread(target=ask, args=(index % 2 == 0,)))
+        threads.append(threading.Thread(target=ask, args=(index % 2 == 0, f"salt {index}")))
         threads[-1].start()
     for thread in threads:
         thread.join(120)

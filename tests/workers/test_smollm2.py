@@ -126,7 +126,7 @@ def test_greedy_from_shards_is_the_same(shards: Shards, prompts: list[list[int]]
     engine.close()
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 4e-2)], ids=["fp32", "bf16"])
 def test_logits_are_transformers_within_the_precision(
     shards: Shards,
     prompts: list[list[int]],

@@ -39,7 +39,7 @@ def role_command(role: str) -> tuple[str, ...]:
 class Backoff:
     """Seconds to wait before the next start: at once for a child that lived long, doubling for one that does not."""
 
-    def __init__(self, first: float = 0.1, most: float = 10.0, long_life: float = 30.0) -> None:
+    def __init__(self, first: float = 0.1, most: float = 2.0, long_life: float = 10.0) -> None:
         self._first, self._most, self._long_life = first, most, long_life
         self.failures = 0
         """Short lives in a row."""

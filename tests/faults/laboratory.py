@@ -52,7 +52,7 @@ class Laboratory:
         for ledger in self._undisturbed:
             assert ledger.done == 1 and not ledger.error, f"{ledger.ask.name} fails without a fault: {ledger}"
         self._expected = [ledger.tokens for ledger in self._undisturbed]
-        self._groups = len(_used_blocks(server.gauges()))
+        self._groups = len(server.gauges().used_blocks())
         self._base = self._held()
         self._base_resident = self._resident()
 
@@ -147,7 +147,7 @@ class Laboratory:
             outcome.noticed.append(time.monotonic() - at)
 
     def _at_rest(self, gauges: Gauges) -> bool:
-        used = _used_blocks(gauges)
+        used = gauges.used_blocks()
         return (
             len(used) == self._groups
             and not any(used)
@@ -192,10 +192,3 @@ class Laboratory:
             for pid, held in now.items()
             if pid in self._base and (held[0] > self._base[pid][0] + 4 or held[1] > self._base[pid][1] + 4)
         }
-
-
-def _used_blocks(gauges: Gauges) -> list[float]:
-    """Used KV blocks of every group that is registered."""
-    return [
-        value for name, value in gauges.items() if name.startswith("headrace_kv_blocks{") and 'state="used"' in name
-    ]

@@ -23,7 +23,7 @@ class RestartPolicy:
 
     first: float = 0.5
     most: float = 10.0
-    stable: float = 30.0
+    stable: float = 10.0
 
     def delay(self, failures: int) -> float:
         """Wait before the launch that follows this many failures in a row, of which the last is not counted."""

@@ -36,6 +36,9 @@ SLOTS = 1_000
 OBJECT_STORE_BYTES = 100 * 1024 * 1024
 TEMP_DIR_LIMIT = 40
 """Ray adds about 70 bytes of its own to make a socket path, and the kernel takes 107."""
+LAST_WORDS_SECONDS = 2.0
+"""How long the output of a Ray that has ended is waited for."""
+
 TURN_SECONDS = 1.0
 
 
@@ -126,8 +129,9 @@ class _Guard:
                 errors="replace",
                 start_new_session=True,
             )
-            threading.Thread(target=self._read, args=(process, lease), daemon=True).start()
-            threading.Thread(target=self._wait, args=(process,), daemon=True).start()
+            reader = threading.Thread(target=self._read, args=(process, lease), daemon=True)
+            reader.start()
+            threading.Thread(target=self._wait, args=(process, reader), daemon=True).start()
             return self._next_end()
         except OSError as error:
             return f"cannot start Ray: {error}"
@@ -165,7 +169,8 @@ class _Guard:
         except FileNotFoundError:
             return ""
 
-    def _wait(self, process: subprocess.Popen[str]) -> None:
+    def _wait(self, process: subprocess.Popen[str], reader: threading.Thread) -> None:
         status = process.wait()
+        reader.join(LAST_WORDS_SECONDS)  # not for ever: a daemon that it left behind may hold the pipe open
         last = next((line for line in reversed(self._last_lines) if line), "it said nothing")
         self._ends.put(f"Ray ended with status {status}: {last}")

@@ -109,17 +109,19 @@ def test_what_a_slow_peer_does_not_take_waits_in_order(context, address) -> None
 
 
 def test_a_peer_that_takes_nothing_for_too_long_is_given_up(context, address) -> None:
-    server, _, peer, _, clock = backlogged_server(context, address, small())
+    server, client, peer, _, clock = backlogged_server(context, address, small())
     assert server.flush() == []
     clock.now = 10.1
     assert server.flush() == [peer]
     assert server.statistics().bytes_backlogged == 0
+    client.close()  # until then it is there, and takes nothing
 
 
 def test_a_backlog_is_bounded_in_bytes(context, address) -> None:
-    server, _, peer, _, _ = backlogged_server(context, address, small())
+    server, client, peer, _, _ = backlogged_server(context, address, small())
     assert server.send(b"\0" * 10_000_001, peer) is Sent.GONE
     assert server.statistics().bytes_backlogged == 0
+    client.close()
 
 
 def test_an_oversized_message_ends_its_connection_only(context, address) -> None:

@@ -55,11 +55,12 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 def _hello(context: zmq.Context[zmq.Socket[bytes]], loop: SchedulerLoop, security: ConnectorSecurity) -> object:
     """What a frontend with this security is answered; None when it is turned away."""
+    before = _strangers(loop)
     with contextlib.closing(
         Transport.connect(loop.frontends.transport.address, security=security, context=context)
     ) as transport:
         while not transport.socket.poll(20, zmq.POLLOUT):
-            if _turned_away(loop):
+            if _turned_away(loop, before):
                 return None
         transport.send(encode(Hello(7, 1, OLDEST, NEWEST)))
         assert transport.socket.poll(WAIT_MS)
@@ -77,14 +78,14 @@ def _strangers(loop: SchedulerLoop) -> int:
     return transport.connections - transport.connections_let_in
 
 
-def _turned_away(loop: SchedulerLoop) -> bool:
-    """Whether a stranger was counted, and not only one whose handshake was going on."""
+def _turned_away(loop: SchedulerLoop, before: int) -> bool:
+    """Whether another stranger was counted, and not only one whose handshake was going on."""
     published = loop.published()
-    if not _strangers(loop):
+    if _strangers(loop) <= before:
         return False
     while loop.published() is published:
         time.sleep(0.02)
-    return bool(_strangers(loop))
+    return _strangers(loop) > before
 
 
 def _wait_for_stranger(loop: SchedulerLoop) -> None:

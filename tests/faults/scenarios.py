@@ -19,7 +19,7 @@ class Role(Enum):
     SCHEDULER = r"headrace scheduler"
     FRONTEND = r"headrace frontend"
     LAUNCHER = r"headrace workers"
-    RANK = r"headrace worker-rank"
+    RANK = r"headrace worker-rank|ray::RankActor"
 
 
 class Phase(Enum):
